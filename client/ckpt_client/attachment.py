@@ -1,0 +1,170 @@
+"""A training process that is attached to its supervisor: what happens at a boundary where something is asked of it.
+
+Owns the lock that the two threads share, parking, and the call of the save, always on the training thread. Must not know positions
+of phases (place.py) nor what is saved. A save must never make training worse: whatever exception it raises ends up as one word.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing.resource_tracker
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from ckpt_client import wire
+from ckpt_client.channel import Line, Listener, now_ms
+from ckpt_client.files import SaveError, one_line
+from ckpt_client.protocol import NEVER, Rank, Step
+from ckpt_client.wire import NO_ROUND, Position, SavedFile
+
+PARK_SECONDS = 1.0
+"""A parked thread looks again at least this often; a change is told to it at once."""
+
+Saver = Callable[[wire.SaveAt], tuple[SavedFile, ...]]
+"""Writes this rank's files of one round."""
+
+
+class Preempted(SystemExit):
+    """The job is being interrupted and the state is saved: end now, in good order.
+
+    A SystemExit with code 0, so that `finally` blocks and `atexit` functions run and nothing is printed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+class Attachment:
+    """One attached process: its rank, its listener, its save. `begin` makes it live."""
+
+    def __init__(self, rank: Rank, line: Line, saver: Saver) -> None:
+        self.rank = rank
+        self._saver = saver
+        self._changed = threading.Condition(threading.Lock())
+        self._listener = Listener(line, rank, self._changed)
+        self._said_left = 0
+        self._over = False
+
+    def begin(self) -> None:
+        """Start listening. From here on the process answers for itself until it ends."""
+        close_tracker_hole()
+        os.register_at_fork(after_in_child=self._forked)
+        atexit.register(self.close)
+        self._listener.start()
+
+    def boundary(self, here: Position) -> None:
+        """The slow path of a boundary: park, save, go on, or raise Preempted. `rank.entered` is stored already (rule 1)."""
+        while not self._over:
+            with self._changed:
+                decision = self.rank.at_boundary(here, now_ms())
+                while decision.step is Step.WAIT:
+                    self._listener.ring()
+                    self._changed.wait(PARK_SECONDS)
+                    decision = self.rank.at_boundary(here, now_ms())
+                if decision.step is Step.LEAVE:
+                    self._leave()
+                self._listener.ring()
+            if decision.order is None:
+                return
+            self._save(decision.order)
+
+    def finish(self) -> None:
+        """The training loop is over. The listener stays, to answer so (rule 9)."""
+        if self._over:
+            return
+        self._over = True
+        with self._changed:
+            self.rank.finish()
+            self._listener.ring()
+
+    def close(self) -> None:
+        """The process ends."""
+        if os.getpid() != self.rank.who.pid:
+            return
+        self.finish()
+        self._listener.close()
+
+    def _leave(self) -> None:
+        # Twice at most: the second one says that the first was ignored, a third would say nothing new.
+        if self._said_left < 2:  # noqa: PLR2004
+            self._said_left += 1
+            self.rank.left()
+        self._listener.ring()
+        raise Preempted
+
+    def _save(self, order: wire.SaveAt) -> None:
+        with self._changed:
+            self.rank.save_began(order)
+            self._listener.ring()
+        began_ms = now_ms()
+        failed = ""
+        try:
+            files = self._attempt(order, began_ms)
+        except SaveError as error:
+            failed = str(error)
+        except BaseException as error:
+            failed = one_line(error)  # KeyboardInterrupt and the like go on up, but the round must not wait for them.
+            raise
+        finally:
+            with self._changed:
+                if failed:
+                    self.rank.save_failed(order, failed)
+                else:
+                    self.rank.save_ended(order, files, now_ms() - began_ms)
+                self._listener.ring()
+
+    def _attempt(self, order: wire.SaveAt, began_ms: int) -> tuple[SavedFile, ...]:
+        """Call the save. The one place where whatever a save may raise becomes a SaveError."""
+        try:
+            Path(order.directory).mkdir(parents=True, exist_ok=True)
+            files = self._saver(order)
+            saved = wire.Saved(self.rank.who, order.round, order.at.n, files, now_ms() - began_ms)
+            if len(files) > wire.FILES_MAX or len(wire.encode(saved)) > wire.FRAME_BYTES_MAX - 64:
+                raise SaveError(f"{len(files)} files are too many to be reported")  # noqa: TRY301 (one place for all)
+        except SaveError:
+            traceback.print_exc()
+            raise
+        # Broad on purpose: the save is foreign code, and training is never made worse by it (docs/protocol.md).
+        except Exception as error:
+            traceback.print_exc()
+            raise SaveError(one_line(error)) from error
+        return files
+
+    def _forked(self) -> None:
+        """In a forked child: silent for ever. The lock may be held by a thread that does not exist here, so it is not taken."""
+        self._over = True
+        self.rank.hold = NO_ROUND
+        self.rank.due = NEVER
+
+
+def close_tracker_hole() -> None:
+    """Keep `multiprocessing.resource_tracker` from unblocking SIGTERM and SIGINT in this thread (docs/slurm.md, section 4).
+
+    It does that in the thread that first uses spawn, forkserver or shared memory, and children started from there would then die of
+    Slurm's broadcast. Only where the supervisor has blocked SIGTERM for us.
+    """
+    if signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+        return
+    tracker = vars(multiprocessing.resource_tracker)
+    if "_HAVE_SIGMASK" in tracker:
+        tracker["_HAVE_SIGMASK"] = False
+    # In case something else unblocks it: harmless then. signal() works in the main thread only.
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        with contextlib.suppress(ValueError):
+            signal.signal(signal.SIGTERM, _ignore)
+
+
+def gil_is_off() -> bool:
+    """Whether two threads may see each other's writes out of order: rule 1 relies on the GIL."""
+    enabled: Callable[[], bool] | None = getattr(sys, "_is_gil_enabled", None)
+    return enabled is not None and not enabled()
+
+
+def _ignore(_number: int, _frame: object) -> None:
+    """Handler for SIGTERM in a process that the supervisor ends, not Slurm."""

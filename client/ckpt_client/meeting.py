@@ -1,0 +1,114 @@
+"""The meeting of a training process with its supervisor: Hello until Welcome, and what is known from then on.
+
+Owns the terms: who this process is and what it resumes from. Must not read `os.environ` (the environment is handed in) nor
+fail: a supervisor that is absent, silent, or says no leaves a training that runs on by itself, with one line on stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import zmq
+
+from ckpt_client import identity, wire
+from ckpt_client.attachment import Attachment, Saver, gil_is_off
+from ckpt_client.channel import HELLO_MAX_MS, Line, greet, now_ms, open_line, tell
+from ckpt_client.identity import Identity
+from ckpt_client.protocol import Rank
+from ckpt_client.wire import Who
+
+
+class Meeting(NamedTuple):
+    """What came of it. Without a supervisor all but `identity` is empty."""
+
+    identity: Identity
+    attachment: Attachment | None = None
+    resume_from: str = ""
+    resume_step: int = 0
+
+
+class Wish(NamedTuple):
+    """What the training code asked for. `start`: its first boundary on a fresh run, None for the one after step 1."""
+
+    make_saver: Callable[[Identity], Saver]
+    start: int | None
+    sharded: bool
+
+
+# The meetings of this process, one at most: a process has one place in training.
+_held: list[tuple[int, Meeting]] = []
+
+
+def meet(environment: Mapping[str, str], wish: Wish) -> Meeting:
+    """Meet the supervisor that the environment names, once in the life of a process."""
+    who = identity.identify(environment, identity.torch_distributed())
+    endpoint = environment.get("CKPT_SUPERVISE_SOCKET", "")
+    if not endpoint:
+        return Meeting(who)
+    if _held:
+        # Forked children are silent; a second loop of the same process is told so.
+        if _held[0][0] == os.getpid():
+            tell("only the first steps() or attach() of a process is supervised; this one just runs")
+        return Meeting(who)
+    meeting = _meet(endpoint, environment, who, wish)
+    _held.append((os.getpid(), meeting))
+    return meeting
+
+
+def held() -> Meeting | None:
+    """The meeting of this process, None before it."""
+    return _held[0][1] if _held else None
+
+
+def _meet(endpoint: str, environment: Mapping[str, str], who: Identity, wish: Wish) -> Meeting:
+    path = environment.get("CKPT_SUPERVISE_RESUME_FROM", "")
+    alone = Meeting(who, None, path, step_of(path))
+    if gil_is_off():
+        tell("this Python runs without the GIL, which the agreement on a step relies on: training on without supervision")
+        return alone
+    me = Who(who.rank, who.generation, os.getpid())
+    supervisor = environment.get("CKPT_SUPERVISE_PID", "")
+    try:
+        line = open_line(endpoint, int(supervisor) if supervisor.isdecimal() else 0)
+    except (zmq.ZMQError, OSError) as error:
+        tell(f"cannot reach the supervisor at {endpoint!r} ({error}): training on without supervision")
+        return alone
+    hello = wire.Hello(me, wire.VERSION, who.world_size, who.local_rank, wish.sharded)
+    answer = greet(line, hello, HELLO_MAX_MS)
+    if not isinstance(answer, wire.Welcome) or answer.version != wire.VERSION:
+        tell(f"{_why_not(answer)}: rank {who.rank} trains on without supervision")
+        line.close(0)
+        return alone
+    return _agreed(line, me, who, wish, answer)
+
+
+def _agreed(line: Line, me: Who, who: Identity, wish: Wish, welcome: wire.Welcome) -> Meeting:
+    done = welcome.resume_step if welcome.resume_from else wish.start or 0
+    # With attach() the first boundary is the one after the first step; with steps() it is before it.
+    start = done + 1 if wish.start is None else done
+    rank = Rank(me, start, done_steps=done)
+    rank.hear(welcome, now_ms())
+    attachment = Attachment(rank, line, wish.make_saver(who))
+    attachment.begin()
+    return Meeting(who, attachment, welcome.resume_from, welcome.resume_step)
+
+
+def _why_not(answer: wire.Welcome | wire.Refused | None) -> str:
+    if answer is None:
+        return f"the supervisor has not answered for {HELLO_MAX_MS // 1000} s, or is gone"
+    if isinstance(answer, wire.Refused):
+        return f"the supervisor refused: {answer.reason}"
+    return f"the supervisor speaks version {answer.version} of the protocol, this is version {wire.VERSION}"
+
+
+def step_of(path: str) -> int:
+    """The step that a committed checkpoint's name says, 0 for no path."""
+    if not path:
+        return 0
+    name = re.search(r"step-(\d+)/*$", path)
+    if name is None:
+        raise ValueError(f"CKPT_SUPERVISE_RESUME_FROM={path!r} does not name a checkpoint (step-N)")
+    return int(name[1])

@@ -1,0 +1,251 @@
+"""The words that ranks and supervisors say to each other, and their bytes.
+
+Owns the message types and their encoding (MessagePack, validated while it is decoded). Must not know sockets, clocks or
+threads: the simulator and the real transport use this same code, so what is tested here is what travels.
+Every word may come twice, late, or never (docs/protocol.md); each one carries the round it belongs to.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import msgspec
+
+VERSION = 1
+"""Version of this protocol, apart from the version of the package."""
+
+FRAME_BYTES_MAX = 4 * 1024 * 1024
+"""A longer frame is garbage. 4 MiB holds a `Saved` with about 30,000 files."""
+
+FILES_MAX = 20_000
+"""Most files that one rank may report in one `Saved`."""
+
+REASON_CHARS_MAX = 500
+"""A failure's reason is cut to this many characters before it is sent."""
+
+NO_ROUND = 0
+"""Round numbers start at 1; 0 stands for "no round", as in a stop that a rank made by itself."""
+
+
+class Position(NamedTuple):
+    """Where a rank stands: `n` finished steps, `k` safe points passed since. Ordered."""
+
+    n: int
+    k: int
+
+
+class Who(msgspec.Struct, frozen=True, array_like=True):
+    """Identity of a rank, fixed at attach (docs/protocol.md, rule 11)."""
+
+    rank: int
+    generation: int
+    pid: int
+
+
+class SavedFile(msgspec.Struct, frozen=True, array_like=True):
+    """One file that a rank wrote: path relative to the round's directory, size in bytes, XXH3-128 in hex ("" if unknown)."""
+
+    path: str
+    size_bytes: int
+    xxh3_128: str
+
+
+class _Word(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Common settings of all words."""
+
+
+# --- from a rank ------------------------------------------------------------------------------------------------------
+
+
+class Hello(_Word, frozen=True, tag=True, array_like=True):
+    """First word of a rank. `sharded`: its state is spread over ranks, so no rank can save alone."""
+
+    who: Who
+    version: int
+    world_size: int
+    local_rank: int
+    sharded: bool
+
+
+class Ack(_Word, frozen=True, tag=True, array_like=True):
+    """Answer to Prepare: the hold is set, and the rank will be at `entered` at its next boundary if it goes on."""
+
+    who: Who
+    round: int
+    entered: Position
+
+
+class Arrived(_Word, frozen=True, tag=True, array_like=True):
+    """The rank stands at `at` and waits. Round 0: it stopped by itself at a multiple of `every_steps`."""
+
+    who: Who
+    round: int
+    at: Position
+
+
+class Saving(_Word, frozen=True, tag=True, array_like=True):
+    """The rank's save is running (repeated every second)."""
+
+    who: Who
+    round: int
+
+
+class Saved(_Word, frozen=True, tag=True, array_like=True):
+    """The rank's save is over. `n` is the step count that the save *began* with; `save_ms` is how long it took."""
+
+    who: Who
+    round: int
+    n: int
+    files: tuple[SavedFile, ...]
+    save_ms: int
+
+
+class Failed(_Word, frozen=True, tag=True, array_like=True):
+    """The rank does not save in this round, and why."""
+
+    who: Who
+    round: int
+    reason: str
+
+
+class Finished(_Word, frozen=True, tag=True, array_like=True):
+    """The rank has left its training loop; there is nothing left to save (round 0: said by itself)."""
+
+    who: Who
+    round: int
+
+
+class Left(_Word, frozen=True, tag=True, array_like=True):
+    """The rank has obeyed Leave: `Preempted` was raised. `again`: it went on training all the same."""
+
+    who: Who
+    round: int
+    again: bool
+
+
+FromRank = Hello | Ack | Arrived | Saving | Saved | Failed | Finished | Left
+
+# --- to a rank --------------------------------------------------------------------------------------------------------
+
+
+class Welcome(_Word, frozen=True, tag=True, array_like=True):
+    """Answer to Hello. `resume_from` is "" when there is nothing to resume from; `every_steps` is 0 when off."""
+
+    version: int
+    newest_round: int
+    every_steps: int
+    resume_from: str
+    resume_step: int
+
+
+class Refused(_Word, frozen=True, tag=True, array_like=True):
+    """Answer to a Hello that cannot be accepted: the rank trains on unsupervised."""
+
+    reason: str
+
+
+class Prepare(_Word, frozen=True, tag=True, array_like=True):
+    """Set the hold for this round, then say what you have entered."""
+
+    round: int
+
+
+class SaveAt(_Word, frozen=True, tag=True, array_like=True):
+    """Run on to `at`, say Arrived, and save when Go comes.
+
+    `directory` is absolute; `left_ms` is what remains for the save, a duration, since two nodes' monotonic clocks cannot
+    be compared. `then`: "leave" keeps the rank parked after its save until Leave or Abort.
+    """
+
+    round: int
+    at: Position
+    directory: str
+    then: Literal["leave", "go_on"]
+    left_ms: int
+
+
+class Go(_Word, frozen=True, tag=True, array_like=True):
+    """All ranks have arrived: save now."""
+
+    round: int
+
+
+class Wait(_Word, frozen=True, tag=True, array_like=True):
+    """You are heard; stay where you are."""
+
+    round: int
+
+
+class Abort(_Word, frozen=True, tag=True, array_like=True):
+    """The round is over for you: go on training. Round 0 releases a rank that stopped by itself."""
+
+    round: int
+    reason: str
+
+
+class Leave(_Word, frozen=True, tag=True, array_like=True):
+    """End the training loop now (`Preempted`)."""
+
+    round: int
+
+
+ToRank = Welcome | Refused | Prepare | SaveAt | Go | Wait | Abort | Leave
+
+
+class DecodeError(Exception):
+    """The bytes are not a word of this protocol. The message says what is wrong."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_from_rank = msgspec.msgpack.Decoder(FromRank)
+_to_rank = msgspec.msgpack.Decoder(ToRank)
+
+
+def encode(word: FromRank | ToRank) -> bytes:
+    """Bytes of one word."""
+    return _encoder.encode(word)
+
+
+def decode_from_rank(frame: bytes) -> FromRank:
+    """The word that a rank said. Raises DecodeError for anything that is not one."""
+    _check_size(frame)
+    try:
+        word: FromRank = _from_rank.decode(frame)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise DecodeError(str(error)) from error
+    problem = _out_of_range(word)
+    if problem:
+        raise DecodeError(problem)
+    return word
+
+
+def decode_to_rank(frame: bytes) -> ToRank:
+    """The word that a supervisor said. Raises DecodeError for anything that is not one."""
+    _check_size(frame)
+    try:
+        word: ToRank = _to_rank.decode(frame)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise DecodeError(str(error)) from error
+    return word
+
+
+def _check_size(frame: bytes) -> None:
+    if len(frame) > FRAME_BYTES_MAX:
+        raise DecodeError(f"a frame of {len(frame)} bytes, more than {FRAME_BYTES_MAX}")
+
+
+def _out_of_range(word: FromRank) -> str:
+    """What is wrong with the numbers of a word, or ""."""
+    if word.who.rank < 0 or word.who.generation < 0 or word.who.pid <= 0:
+        return f"an identity out of range: {word.who}"
+    if isinstance(word, Hello):
+        if not word.who.rank < word.world_size <= 1_000_000:
+            return f"rank {word.who.rank} of a world of {word.world_size}"
+    elif word.round < 0:
+        return f"round {word.round}"
+    if isinstance(word, Saved):
+        if len(word.files) > FILES_MAX:
+            return f"{len(word.files)} files, more than {FILES_MAX}"
+        if word.n < 0 or word.save_ms < 0 or any(file.size_bytes < 0 for file in word.files):
+            return "a negative number"
+    return ""

@@ -1,0 +1,46 @@
+"""How the time until the kill is shared. Pure integers of milliseconds; cut once per look, backwards from the kill.
+
+Must not know phases or causes: it gets an instant and gives instants. Why backwards: what comes last (the requeue) is what
+brings the job back, so its share is set aside first (docs/slurm.md, section 2).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+OUT_MARGIN_MS = 500
+"""The supervisor means to be out this long before the kill."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Budget:
+    """Deadlines of one leave: each phase has to be over by its own; all on the monotonic clock."""
+
+    save_by_ms: int
+    verify_by_ms: int
+    leave_by_ms: int
+    out_by_ms: int
+
+
+def cut(now_ms: int, kill_at_ms: int) -> Budget:
+    """Shares of the time from now to the kill. Never negative: with too little time all deadlines are now."""
+    left_ms = max(0, kill_at_ms - now_ms)
+    margin_ms = min(OUT_MARGIN_MS, left_ms // 10)
+    requeue_ms = _share(left_ms, 15, 600, 3_000)
+    verify_ms = _share(left_ms, 12, 500, 10_000)
+    leave_ms = _share(left_ms, 5, 200, 2_000)
+    out_by_ms = kill_at_ms - margin_ms
+    leave_by_ms = out_by_ms - requeue_ms
+    verify_by_ms = leave_by_ms - leave_ms
+    save_by_ms = verify_by_ms - verify_ms
+    return Budget(
+        save_by_ms=max(now_ms, save_by_ms),
+        verify_by_ms=max(now_ms, verify_by_ms),
+        leave_by_ms=max(now_ms, leave_by_ms),
+        out_by_ms=max(now_ms, out_by_ms),
+    )
+
+
+def _share(left_ms: int, percent: int, least_ms: int, most_ms: int) -> int:
+    """A percentage within bounds, but never more than a quarter of what is left."""
+    return min(max(least_ms, min(most_ms, left_ms * percent // 100)), left_ms // 4)

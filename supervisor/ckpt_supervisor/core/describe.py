@@ -1,0 +1,216 @@
+"""What the journal says: derived from (event, before, after), so that every transition is there and the core stays free of wording.
+
+Pure. Owns the names of journal entries and their fields (docs/journal.md). Must not decide anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from ckpt_client import wire
+
+from ckpt_supervisor.core.commands import CallRequeue, Command, DropPartial, EndCommand, Exit, LookUp
+from ckpt_supervisor.core.events import CommandExited, Committed, Event, Looked, Met, RankGone, RequeueReturned, SignalCame, Verified
+from ckpt_supervisor.core.state import Member, Phase, Round, Stage, State
+from ckpt_supervisor.core.views import JobView, NoView
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the journal."""
+
+    event: str
+    level: str
+    fields: dict[str, Any]
+
+
+def describe(event: Event, before: State, after: State, commands: tuple[Command, ...], now_ms: int) -> tuple[Entry, ...]:
+    """The lines for one step of the machine, in order."""
+    return (
+        *_of_event(event, before, now_ms),
+        *_of_notice(before, after, now_ms),
+        *_of_round(before, after, now_ms),
+        *_of_phase(before, after),
+        *_of_commands(commands),
+    )
+
+
+def _of_event(event: Event, before: State, now_ms: int) -> Iterator[Entry]:
+    match event:
+        case SignalCame(name=name, meaning=meaning):
+            yield _info("signal", signal=name, meaning=meaning.value)
+        case Looked(view=view, why=why):
+            yield _looked(view, why)
+        case RankGone(pid=pid, how=how):
+            for rank in before.ranks:
+                if rank.who.pid == pid and not rank.gone:
+                    yield _info("rank_gone", rank=rank.who.rank, rank_pid=pid, how=how)
+        case CommandExited(code=code):
+            level = "info" if code == 0 or before.leaving is not None else "warning"
+            yield Entry("command_exited", level, {"code": code})
+        case Verified(round=number, verified=verified, problem=problem, bytes_read=count):
+            level = "warning" if problem else "info"
+            yield Entry("verified", level, {"round": number, "mode": verified, "problem": problem, "bytes": count})
+        case Committed(round=number, step=step, result=result, reason=reason):
+            level = "info" if result.name in ("COMMITTED", "ALREADY_THERE") else "error"
+            yield Entry("commit", level, {"round": number, "step": step, "result": result.value, "reason": reason})
+        case RequeueReturned(result=result, reason=reason):
+            level = "info" if result.name in ("ACCEPTED", "PENDING") else "warning"
+            yield Entry("requeue", level, {"result": result.value, "reason": reason})
+        case Met(ready=False, reason=reason):
+            yield _info("requeue_waits", reason=reason)
+        case wire.Hello(who=who, world_size=world, sharded=sharded):
+            if before.rank(who) is None:
+                fields = {"rank": who.rank, "rank_pid": who.pid, "world_size": world, "generation": who.generation}
+                yield _info("rank_hello", **fields, sharded=sharded)
+        case wire.Finished(who=who):
+            finished = before.rank(who)
+            if finished is not None and not finished.finished:
+                yield _info("rank_finished", rank=who.rank)
+        case wire.Left(who=who, again=again):
+            leaver = before.rank(who)
+            if leaver is not None and (again or not leaver.left):
+                yield Entry("rank_left", "warning" if again else "info", {"rank": who.rank, "went_on": again})
+        case _:
+            pass  # Ticks and the words of a round: their effects are described below.
+    _ = now_ms
+
+
+def _looked(view: JobView | NoView, why: str) -> Entry:
+    if isinstance(view, NoView):
+        return Entry("look_failed", "warning", {"why": why, "reason": view.reason, "definite": view.definite})
+    return _info(
+        "look",
+        why=why,
+        state=view.state,
+        reason=view.reason,
+        restarts=view.restarts,
+        end_s=None if view.end_ms is None else view.end_ms // 1000,
+        preempt_s=None if view.preempt_ms is None else view.preempt_ms // 1000,
+        requeue=view.requeue,
+        batch=view.batch,
+    )
+
+
+def _of_notice(before: State, after: State, now_ms: int) -> Iterator[Entry]:
+    old, new = before.notice, after.notice
+    if old is None and new is None:
+        return
+    if new is None:
+        yield _info("notice_over", reason="no end in sight: training goes on after the save")
+    elif old is None or (old.cause, old.kill_at_ms) != (new.cause, new.kill_at_ms):
+        yield _info(
+            "notice",
+            by=new.name,
+            cause=new.cause.value,
+            left_ms=new.kill_at_ms - now_ms,
+            save_left_ms=new.budget.save_by_ms - now_ms,
+            verify_left_ms=new.budget.verify_by_ms - now_ms,
+            leave_left_ms=new.budget.leave_by_ms - now_ms,
+            out_left_ms=new.budget.out_by_ms - now_ms,
+        )
+
+
+def _of_round(before: State, after: State, now_ms: int) -> Iterator[Entry]:
+    old, new = before.round, after.round
+    if new is not None and (old is None or old.number != new.number):
+        if old is not None:
+            yield from _round_over(old, after, now_ms)
+        yield _info(
+            "round_begun",
+            round=new.number,
+            kind=new.kind.value,
+            ranks=[member.who.rank for member in new.members],
+            save_left_ms=new.save_by_ms - now_ms,
+            tries=new.tries,
+        )
+        yield from _members(None, new, now_ms)
+    elif new is None and old is not None:
+        yield from _members(old, _last_of(old, before), now_ms)
+        yield from _round_over(old, after, now_ms)
+    elif new is not None and old is not None:
+        if old.kind is not new.kind:
+            yield _info("round_turned", round=new.number, kind=new.kind.value, save_left_ms=new.save_by_ms - now_ms)
+        yield from _members(old, new, now_ms)
+        if new.at is not None and old.at is None:
+            yield _info("agreed", round=new.number, step=new.at.n, safe_point=new.at.k)
+        if new.go and not old.go:
+            yield _info("go", round=new.number, after_ms=now_ms - new.began_ms)
+
+
+def _last_of(old: Round, before: State) -> Round:
+    """The round as the step before left it (what ended it is in round_given_up)."""
+    _ = before
+    return old
+
+
+def _members(old: Round | None, new: Round, now_ms: int) -> Iterator[Entry]:
+    for member in new.members:
+        earlier = old.member(member.who) if old is not None else None
+        if earlier is not None and earlier.stage is member.stage:
+            continue
+        yield Entry(
+            "rank_" + member.stage.value,
+            "warning" if member.stage in (Stage.FAILED, Stage.LATE, Stage.GONE) else "info",
+            _member_fields(member, new, now_ms),
+        )
+
+
+def _member_fields(member: Member, current: Round, now_ms: int) -> dict[str, Any]:
+    fields: dict[str, Any] = {"round": current.number, "rank": member.who.rank, "after_ms": now_ms - current.began_ms}
+    if member.stage is Stage.AGREED and member.entered is not None:
+        fields["entered"] = list(member.entered)
+    if member.saved is not None and member.stage is Stage.WRITTEN:
+        fields["save_ms"] = member.saved.save_ms
+        fields["files"] = len(member.saved.files)
+        fields["bytes"] = sum(file.size_bytes for file in member.saved.files)
+    if member.reason:
+        fields["reason"] = member.reason
+    return fields
+
+
+def _round_over(old: Round, after: State, now_ms: int) -> Iterator[Entry]:
+    step = old.at.n if old.at is not None else None
+    committed = step is not None and after.committed_step >= step
+    fields: dict[str, Any] = {"round": old.number, "step": step, "took_ms": now_ms - old.began_ms}
+    if committed:
+        yield Entry("round_committed", "info", fields)
+        return
+    fields["ranks"] = {str(member.who.rank): member.stage.value for member in old.members[:64]}
+    if after.leaving is not None and after.leaving.reason:
+        fields["reason"] = after.leaving.reason
+    yield Entry("round_given_up", "warning", fields)
+
+
+def _of_phase(before: State, after: State) -> Iterator[Entry]:
+    if before.phase is after.phase:
+        return
+    fields: dict[str, Any] = {"before": before.phase.name, "after": after.phase.name}
+    yield Entry("phase", "debug", fields)
+    if after.phase is Phase.LEAVING and after.leaving is not None and before.leaving is None:
+        outcome = "fresh" if after.leaving.fresh else "stale"
+        level = "info" if after.leaving.fresh else "warning"
+        yield Entry("leaving", level, {"outcome": outcome, "step": after.committed_step, "reason": after.leaving.reason})
+
+
+def _of_commands(commands: tuple[Command, ...]) -> Iterator[Entry]:
+    for command in commands:
+        match command:
+            case Exit(code=code, line=line):
+                yield _info("exit", code=code, line=line)
+            case EndCommand(why=why):
+                yield Entry("command_ended", "info", {"why": why or "its time to end by itself was over"})
+            case CallRequeue():
+                yield _info("requeue_called")
+            case DropPartial(partial=partial):
+                yield _info("partial_dropped", path=partial)
+            case LookUp(why=why):
+                yield Entry("look_asked", "debug", {"why": why})
+            case _:
+                pass  # Words to ranks are described by what comes of them.
+
+
+def _info(event: str, **fields: Any) -> Entry:
+    return Entry(event, "info", fields)

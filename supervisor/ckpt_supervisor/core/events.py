@@ -1,0 +1,133 @@
+"""What can happen to the machine: the words of ranks, and what the supervisor's own eyes and hands report.
+
+Owns the event types. Plain data, no behaviour. Adding an event here makes mypy name every phase that has not decided on it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+from ckpt_client import wire
+
+from ckpt_supervisor.core.views import JobView, NoView
+
+
+class Meaning(enum.Enum):
+    """What a signal stands for under the options in force. The shell maps numbers to meanings; the core never sees numbers."""
+
+    LEAVE = "save and leave"
+    NOTICE = "the notice signal: save and leave, unless no end is in sight"
+    SAVE = "save and go on"
+    INTERRUPT = "a person's ctrl-C: save and leave; the second one ends at once"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SignalCame:
+    """A signal reached the supervisor."""
+
+    name: str
+    meaning: Meaning
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Looked:
+    """What a look at the job gave. Its instants are wall clock; `view.looked_ms` is the wall clock of this event's `now`."""
+
+    view: JobView | NoView
+    why: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RankGone:
+    """The process of a rank has ended (its pidfd says so) or was replaced."""
+
+    pid: int
+    how: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CommandExited:
+    """The command has ended with this exit code (128 + n for signal n)."""
+
+    code: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Verified:
+    """Verification of a round's files is over. `verified` is "full" or "structure"; `problem` is "" when intact."""
+
+    round: int
+    verified: str
+    problem: str
+    bytes_read: int
+
+
+class CommitResult(enum.Enum):
+    """How a commit ended."""
+
+    COMMITTED = "committed"
+    ALREADY_THERE = "already there"
+    FENCED = "refused: a newer attempt owns the directory"
+    FAILED = "failed"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Committed:
+    """A commit is over."""
+
+    round: int
+    step: int
+    result: CommitResult
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Met:
+    """What the other supervised steps of this job say: `ready` when this one may call requeue now."""
+
+    ready: bool
+    reason: str
+
+
+class RequeueResult(enum.Enum):
+    """What `scontrol requeue` came to (docs/slurm.md, section 2)."""
+
+    ACCEPTED = "accepted"
+    PENDING = "already pending"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RequeueReturned:
+    """The requeue call is over, one way or the other."""
+
+    result: RequeueResult
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; carries nothing."""
+
+
+Event = (
+    wire.Hello
+    | wire.Ack
+    | wire.Arrived
+    | wire.Saving
+    | wire.Saved
+    | wire.Failed
+    | wire.Finished
+    | wire.Left
+    | SignalCame
+    | Looked
+    | RankGone
+    | CommandExited
+    | Verified
+    | Committed
+    | Met
+    | RequeueReturned
+    | Tick
+)

@@ -1,0 +1,390 @@
+"""The way out: Leave, the command's end, the requeue, and the exit status (docs/slurm.md, section 2).
+
+Pure. Owns LEAVING and REQUEUEING. The requeue comes last, once, after a fresh look; never after a scancel; and nobody leaves
+before it is accepted and its SIGTERM has come, or it is definitely refused. Unknown is not refused: then it stays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ckpt_client import wire
+
+from ckpt_supervisor.core import notices
+from ckpt_supervisor.core.commands import CallRequeue, Command, EndCommand, Exit, Meet, Say
+from ckpt_supervisor.core.events import CommitResult, Looked, Met, RequeueResult, RequeueReturned
+from ckpt_supervisor.core.names import step_name
+from ckpt_supervisor.core.policy import EXIT_CANCELLED, EXIT_INTERRUPTED, EXIT_STALE, Cause, Policy
+from ckpt_supervisor.core.state import Asking, Leaving, Phase, Requeue, State
+from ckpt_supervisor.core.views import NoView
+
+RESEND_MS = 1_000
+"""Leave is said again this often."""
+
+ASK_AFTER_MS = 1_000
+"""Training that has not ended by then is left to end beside the requeue."""
+
+IGNORED_MS = 1_500
+"""A rank that goes on training after Preempted, or never said that it leaves, gets this long."""
+
+LEAST_MS = 200
+"""Even with the time over, ranks that were told to leave get this long."""
+
+REAP_MS = 2_000
+"""A killed command that has not ended by then (uninterruptible sleep) does not hold the supervisor."""
+
+TERM_MS = 3_000
+"""Slurm's SIGTERM comes about 40 ms after an accepted requeue; without it the supervisor leaves after this long."""
+
+MEET_AGAIN_MS = 200
+"""Pause between looks at the job's other steps."""
+
+PAUSES_MS = (300, 600, 1_200, 2_500, 5_000)
+"""Pauses between tries of a requeue whose result is unknown."""
+
+STAY_MS = 60_000
+"""With the requeue still unknown the supervisor stays this long beyond the expected kill."""
+
+STAY_BLIND_MS = 900_000
+"""The same where Slurm cannot be asked at all: the kill may be the end of a long grace."""
+
+Commands = tuple[Command, ...]
+
+
+def leave(policy: Policy, state: State, fresh: bool, reason: str, now_ms: int) -> tuple[State, Commands]:
+    """Enter LEAVING: tell every rank, and set the command's last moment."""
+    assert state.notice is not None
+    live = state.live
+    own_end = any(rank.finished and not rank.gone for rank in state.ranks)
+    leave_by_ms = state.notice.budget.leave_by_ms
+    if own_end:
+        end_ms = max(now_ms, leave_by_ms)
+    elif live:
+        end_ms = min(now_ms + policy.leave_ms, max(now_ms + LEAST_MS, leave_by_ms))
+    else:
+        end_ms = now_ms
+    leaving = Leaving(
+        fresh=fresh,
+        reason=reason,
+        began_ms=now_ms,
+        said_ms=now_ms,
+        end_command_at_ms=end_ms,
+        own_end=own_end,
+        told=bool(live) and not own_end,
+    )
+    state = dataclasses.replace(state, phase=Phase.LEAVING, round=None, leaving=leaving)
+    return state, _say_leave(state)
+
+
+def tick(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands]:
+    """What is due in LEAVING: repeat Leave, end the command, go on to the requeue."""
+    state, commands = _end_command(state, now_ms)
+    leaving = state.leaving
+    assert leaving is not None
+    if state.phase is not Phase.LEAVING:
+        return state, commands
+    if now_ms >= leaving.said_ms + RESEND_MS and state.code is None:
+        state = dataclasses.replace(state, leaving=dataclasses.replace(leaving, said_ms=now_ms))
+        commands += _say_leave(state)
+    if leaving.own_end and state.code is None and leaving.killed_ms is None:
+        return state, commands  # Not asked to leave: nothing to requeue unless its time runs out.
+    ended = _ended(state, now_ms)
+    if not _asks(policy, state):
+        if ended and not (policy.can_look and _cause(state) is Cause.UNKNOWN and state.looking):
+            state, more = finish(policy, state, "")
+            return state, commands + more
+        return state, commands
+    if ended or now_ms >= _ask_at_ms(state):
+        requeue = Requeue(Asking.MEETING, began_ms=now_ms)
+        state = dataclasses.replace(state, phase=Phase.REQUEUEING, requeue=requeue)
+        return state, (*commands, Meet())
+    return state, commands
+
+
+def ignored(state: State, now_ms: int) -> State:
+    """A rank has gone on training after Preempted: it does not get the time of one that leaves."""
+    leaving = state.leaving
+    if leaving is None:
+        return state
+    end_ms = min(leaving.end_command_at_ms, max(now_ms, leaving.began_ms + IGNORED_MS))
+    return dataclasses.replace(state, leaving=dataclasses.replace(leaving, end_command_at_ms=end_ms))
+
+
+def answer(state: State, word: wire.Ack | wire.Arrived | wire.Saved | wire.Hello) -> Commands:
+    """A rank that may be parked is told to leave, or released where training ends by itself."""
+    if state.leaving is not None and state.leaving.own_end:
+        number = wire.NO_ROUND if isinstance(word, wire.Hello) else word.round
+        return (Say(word.who.pid, wire.Abort(number, "training is ending by itself")),)
+    return (Say(word.who.pid, wire.Leave(max(1, state.newest_round))),)
+
+
+def late_commit(state: State, step: int, result: CommitResult) -> State:
+    """A commit that was given up for its deadline has come through all the same."""
+    if state.leaving is None or result not in (CommitResult.COMMITTED, CommitResult.ALREADY_THERE):
+        return state
+    newest = max(step, state.committed_step)
+    return dataclasses.replace(
+        state, committed_step=newest, committed_here=True, leaving=dataclasses.replace(state.leaving, fresh=True)
+    )
+
+
+def end_at_once(state: State, now_ms: int) -> State:
+    """A second ctrl-C: no more waiting for training."""
+    leaving = state.leaving
+    if leaving is None:
+        return state
+    return dataclasses.replace(state, leaving=dataclasses.replace(leaving, end_command_at_ms=now_ms))
+
+
+def own_end(policy: Policy, state: State, code: int) -> tuple[State, Commands] | None:
+    """The command has ended. Its own status counts if no Leave was sent, or if every attached rank had said Finished."""
+    leaving = state.leaving
+    all_finished = bool(state.ranks) and all(rank.finished for rank in state.ranks)
+    if all_finished and (leaving is None or not leaving.told or code == 0):
+        return done(state, code, _own_end_line(code))
+    if code == 0 and leaving is None and not state.ranks:
+        return done(state, code, _own_end_line(code))
+    return None
+
+
+def met(policy: Policy, state: State, event: Met, now_ms: int) -> tuple[State, Commands]:
+    """The other steps have answered. One that is still saving is waited for, until the requeue has to come."""
+    requeue, notice = state.requeue, state.notice
+    if requeue is None or notice is None or requeue.asking is not Asking.MEETING:
+        return state, ()
+    if event.ready or now_ms >= notice.budget.leave_by_ms:
+        return _look(policy, state, now_ms)
+    requeue = dataclasses.replace(requeue, again_ms=now_ms + MEET_AGAIN_MS, reason=event.reason)
+    return dataclasses.replace(state, requeue=requeue), ()
+
+
+def looked(policy: Policy, state: State, event: Looked, now_ms: int) -> tuple[State, Commands]:
+    """The job was looked at (the notice is up to date already). Decides whether requeue is called now."""
+    requeue = state.requeue
+    if requeue is None:
+        return state, ()
+    if _cause(state) is Cause.CANCELLED and requeue.asking is not Asking.ACCEPTED:
+        return _no_requeue(policy, state, now_ms)
+    if _cause(state) is Cause.REQUEUED:
+        return _accepted(policy, state, now_ms, "requeued already")
+    if requeue.asking is not Asking.LOOKING:
+        return state, ()
+    if isinstance(event.view, NoView):
+        if event.view.definite:
+            return finish(policy, state, f"Slurm cannot be asked ({event.view.reason})")
+        return _pause(state, f"the job could not be looked at ({event.view.reason})", now_ms)
+    if not event.view.batch:
+        return finish(policy, state, "only batch jobs can be requeued, and this one was not started by sbatch")
+    if state.looking:
+        return state, ()  # A signal came during the look: what it says is out of date.
+    requeue = dataclasses.replace(requeue, asking=Asking.CALLING, calls=requeue.calls + 1, again_ms=None, term_seen=False)
+    return dataclasses.replace(state, requeue=requeue), (CallRequeue(),)
+
+
+def returned(policy: Policy, state: State, event: RequeueReturned, now_ms: int) -> tuple[State, Commands]:
+    """The call is over."""
+    requeue = state.requeue
+    if requeue is None or requeue.asking is not Asking.CALLING:
+        return state, ()
+    match event.result:
+        case RequeueResult.ACCEPTED | RequeueResult.PENDING:
+            return _accepted(policy, state, now_ms, event.reason)
+        case RequeueResult.REFUSED:
+            return finish(policy, state, f"Slurm refused the requeue ({event.reason})")
+        case RequeueResult.UNKNOWN:
+            return _pause(state, event.reason, now_ms)
+
+
+def term_came(state: State) -> State:
+    """A SIGTERM during the requeue: the accepted requeue has begun to end this step."""
+    requeue = state.requeue
+    if requeue is None or requeue.asking not in (Asking.CALLING, Asking.ACCEPTED):
+        return state
+    return dataclasses.replace(state, requeue=dataclasses.replace(requeue, term_seen=True))
+
+
+def requeue_tick(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands]:
+    """What is due in REQUEUEING."""
+    state, commands = _end_command(state, now_ms)
+    requeue, notice = state.requeue, state.notice
+    assert requeue is not None and notice is not None
+    if requeue.asking is Asking.ACCEPTED:
+        assert requeue.accepted_ms is not None
+        if _ended(state, now_ms) and (requeue.term_seen or now_ms >= _term_by_ms(state)):
+            state, more = finish(policy, state, "")
+            return state, commands + more
+        return state, commands
+    if now_ms >= _stay_until_ms(policy, state):
+        state, more = finish(policy, state, f"requeue not confirmed: {requeue.reason or 'no answer from Slurm'}")
+        return state, commands + more
+    if requeue.again_ms is not None and now_ms >= requeue.again_ms:
+        if requeue.asking is Asking.MEETING:
+            state = dataclasses.replace(state, requeue=dataclasses.replace(requeue, again_ms=None))
+            return state, (*commands, Meet())
+        if requeue.asking is Asking.PAUSED:
+            state, more = _look(policy, state, now_ms)
+            return state, commands + more
+    return state, commands
+
+
+def next_deadline(policy: Policy, state: State) -> int | None:
+    """When the ticks of LEAVING and REQUEUEING have something to do."""
+    leaving, requeue = state.leaving, state.requeue
+    assert leaving is not None
+    times: list[int] = []
+    if state.code is None:
+        times.append(leaving.end_command_at_ms if leaving.killed_ms is None else leaving.killed_ms + REAP_MS)
+    if state.phase is Phase.LEAVING:
+        if state.code is None:
+            times.append(leaving.said_ms + RESEND_MS)
+        if not leaving.own_end:
+            times.append(_ask_at_ms(state))
+    elif requeue is not None:
+        if requeue.accepted_ms is not None:
+            times.append(_term_by_ms(state))
+        else:
+            times.append(_stay_until_ms(policy, state))
+            if requeue.again_ms is not None:
+                times.append(requeue.again_ms)
+    return min(times, default=None)
+
+
+def done(state: State, code: int, line: str) -> tuple[State, Commands]:
+    """The end."""
+    return dataclasses.replace(state, phase=Phase.DONE, exit_code=code), (Exit(code, line),)
+
+
+def finish(policy: Policy, state: State, why_not: str) -> tuple[State, Commands]:
+    """Exit after an interruption: the status of design section 7, and one line with what stands and what happens next."""
+    leaving = state.leaving
+    assert leaving is not None
+    cause = _cause(state)
+    saved = _what_stands(policy, state)
+    if cause is Cause.CANCELLED:
+        return done(state, EXIT_CANCELLED, f"cancelled; {saved}; not requeued, as a person ended this job")
+    code = EXIT_INTERRUPTED if leaving.fresh else EXIT_STALE
+    if policy.requeue == "exit":
+        code = policy.requeue_exit
+        return done(state, code, f"{cause.value}; {saved}; exit {code} asks Slurm to requeue the job (RequeueExit)")
+    return done(state, code, f"{cause.value}; {saved}; {_what_next(policy, state, why_not)}")
+
+
+def _what_stands(policy: Policy, state: State) -> str:
+    leaving = state.leaving
+    assert leaving is not None
+    if leaving.fresh:
+        return f"step {state.committed_step} is committed"
+    if state.committed_step >= 0:
+        return f"this save did not make it ({leaving.reason}); {step_name(state.committed_step)} stands"
+    return f"this save did not make it ({leaving.reason}); there is no checkpoint"
+
+
+def _what_next(policy: Policy, state: State, why_not: str) -> str:
+    requeue = state.requeue
+    if requeue is not None and requeue.accepted_ms is not None:
+        return "Slurm has accepted the requeue, the job comes back by itself"
+    again = "start the same command again to go on from there"
+    if why_not:
+        return f"not requeued: {why_not}; {again}"
+    if not policy.slurm:
+        return f"there is no Slurm to requeue it: {again}"
+    if policy.requeue == "never":
+        return f"not requeued (--requeue never): {again}"
+    return again
+
+
+def _own_end_line(code: int) -> str:
+    return "training ended by itself" if code == 0 else f"training failed by itself with status {code}"
+
+
+def _asks(policy: Policy, state: State) -> bool:
+    """Whether requeue is to be called at all."""
+    return policy.slurm and policy.requeue == "auto" and _cause(state) is not Cause.CANCELLED
+
+
+def _cause(state: State) -> Cause:
+    return state.notice.cause if state.notice is not None else Cause.UNKNOWN
+
+
+def _no_requeue(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands]:
+    """Back to plain leaving: the job was cancelled meanwhile."""
+    state = dataclasses.replace(state, requeue=None)
+    if _ended(state, now_ms):
+        return finish(policy, state, "")
+    return dataclasses.replace(state, phase=Phase.LEAVING), ()
+
+
+def _accepted(policy: Policy, state: State, now_ms: int, reason: str) -> tuple[State, Commands]:
+    requeue = state.requeue
+    assert requeue is not None
+    if requeue.accepted_ms is None:
+        seen = requeue.term_seen or _cause(state) is Cause.REQUEUED
+        requeue = dataclasses.replace(
+            requeue, asking=Asking.ACCEPTED, accepted_ms=now_ms, again_ms=None, reason=reason, term_seen=seen
+        )
+        state = dataclasses.replace(state, requeue=requeue)
+    return requeue_tick(policy, state, now_ms)
+
+
+def _look(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands]:
+    """Look at the job right before the call: one that was cancelled meanwhile is not revived."""
+    requeue = state.requeue
+    assert requeue is not None
+    state = dataclasses.replace(state, requeue=dataclasses.replace(requeue, asking=Asking.LOOKING, again_ms=None))
+    if not policy.can_look:
+        # Leaving in the grace loses the job on 22.05; whoever stays until the end of it is requeued by Slurm itself.
+        requeue = dataclasses.replace(requeue, asking=Asking.PAUSED, again_ms=None, reason="scontrol was not found")
+        return dataclasses.replace(state, requeue=requeue), ()
+    return notices.look(policy, state, "right before the requeue")
+
+
+def _pause(state: State, reason: str, now_ms: int) -> tuple[State, Commands]:
+    requeue = state.requeue
+    assert requeue is not None
+    pause_ms = PAUSES_MS[min(requeue.failures, len(PAUSES_MS) - 1)]
+    requeue = dataclasses.replace(
+        requeue, asking=Asking.PAUSED, again_ms=now_ms + pause_ms, failures=requeue.failures + 1, reason=reason
+    )
+    return dataclasses.replace(state, requeue=requeue), ()
+
+
+def _stay_until_ms(policy: Policy, state: State) -> int:
+    assert state.notice is not None
+    return state.notice.kill_at_ms + (STAY_MS if policy.can_look else STAY_BLIND_MS)
+
+
+def _end_command(state: State, now_ms: int) -> tuple[State, Commands]:
+    """End the command when its time is over, once."""
+    leaving = state.leaving
+    assert leaving is not None
+    if state.code is not None or leaving.killed_ms is not None or now_ms < leaving.end_command_at_ms:
+        return state, ()
+    leaving = dataclasses.replace(leaving, killed_ms=now_ms, told=True)
+    return dataclasses.replace(state, leaving=leaving), (EndCommand(leaving.reason),)
+
+
+def _ended(state: State, now_ms: int) -> bool:
+    """Whether the command is over, or has had its time to die after the kill."""
+    leaving = state.leaving
+    assert leaving is not None
+    return state.code is not None or (leaving.killed_ms is not None and now_ms >= leaving.killed_ms + REAP_MS)
+
+
+def _ask_at_ms(state: State) -> int:
+    """When the requeue is asked for although the command has not ended yet."""
+    assert state.leaving is not None and state.notice is not None
+    return max(state.leaving.began_ms, min(state.leaving.began_ms + ASK_AFTER_MS, state.notice.budget.leave_by_ms))
+
+
+def _term_by_ms(state: State) -> int:
+    """Until when the SIGTERM of an accepted requeue is waited for; not past the planned end, when the kill is near anyway."""
+    assert state.requeue is not None and state.requeue.accepted_ms is not None and state.notice is not None
+    accepted_ms = state.requeue.accepted_ms
+    return max(accepted_ms, min(accepted_ms + TERM_MS, state.notice.budget.out_by_ms))
+
+
+def _say_leave(state: State) -> Commands:
+    if state.leaving is None or state.leaving.own_end:
+        return ()
+    number = max(1, state.newest_round)
+    return tuple(Say(rank.who.pid, wire.Leave(number)) for rank in state.live)

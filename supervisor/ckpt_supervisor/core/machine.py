@@ -1,0 +1,433 @@
+"""The machine: what the supervisor decides, as a pure function.
+
+Theory of operation
+-------------------
+`step(policy, state, event, now_ms) -> (state, commands)` and `next_deadline(policy, state) -> int | None` are all there is. Time is
+an integer of monotonic milliseconds and an argument: float seconds once woke a timer one ulp early and never again. The shell (app.py)
+feeds one event at a time, carries the commands out, and asks for the next deadline after every step; it never remembers one.
+
+Rules of this package, held by tests/test_architecture.py and the import contracts:
+1. No clock, no I/O, no randomness, no logging. What is logged is derived from (event, before, after) in describe.py.
+2. Phases go forward only within a round: AGREEING, SAVING, VERIFYING, COMMITTING, then RUNNING, or LEAVING, REQUEUEING, DONE.
+3. Every phase names every event. There is no `case _`, so a new event fails type checking until each phase has decided on it.
+4. Deadlines are checked last in every step, after the event itself: an answer that is here is never thrown away for being late.
+5. Messages may come twice, late or never. A word of another round is answered, never obeyed.
+6. "Could not look" is a value of its own (NoView, UNKNOWN), never taken for "nothing there".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ckpt_client import wire
+from ckpt_client.wire import NO_ROUND, FromRank
+
+from ckpt_supervisor.core import leaving, notices, ranks, rounds, turns
+from ckpt_supervisor.core.commands import Command, Commit, Say
+from ckpt_supervisor.core.events import (
+    CommandExited,
+    CommitResult,
+    Committed,
+    Event,
+    Looked,
+    Meaning,
+    Met,
+    RankGone,
+    RequeueReturned,
+    SignalCame,
+    Tick,
+    Verified,
+)
+from ckpt_supervisor.core.policy import Policy
+from ckpt_supervisor.core.state import Kind, Phase, Stage, State
+
+OWN_STOP_MS = 20_000
+"""A rank that stopped by itself while an earlier checkpoint is still being verified waits at most this long."""
+
+LOOK_MS = 2_000
+"""With the checkpoint committed, the look that tells a notice from a rehearsal is waited for this long."""
+
+Commands = tuple[Command, ...]
+Result = tuple[State, Commands]
+
+_RankWord = wire.Hello | wire.Ack | wire.Arrived | wire.Saving | wire.Saved | wire.Failed | wire.Finished | wire.Left
+
+
+def start(policy: Policy, now_ms: int) -> Result:
+    """The first state. The command runs already; the first look settles the end time and the number of restarts."""
+    state = State(
+        began_ms=now_ms,
+        resume_from=policy.resume_from,
+        resume_step=policy.resume_step,
+        committed_step=policy.resume_step,
+        start_restarts=policy.start_restarts,
+        next_save_ms=None if policy.every_ms is None else now_ms + policy.every_ms,
+    )
+    return notices.look(policy, state, "start")
+
+
+def step(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
+    """One event. Returns the new state and what to do."""
+    if state.phase is Phase.DONE:
+        return state, ()
+    if isinstance(event, _RankWord):
+        return _word(policy, state, event, now_ms)
+    state, commands = _note(policy, state, event, now_ms)
+    state, more = _dispatch(policy, state, event, now_ms)
+    state, due = _due(policy, state, now_ms)
+    return state, commands + more + due
+
+
+def next_deadline(policy: Policy, state: State) -> int | None:
+    """The next instant at which a Tick has something to do; None for never."""
+    times: list[int | None] = []
+    match state.phase:
+        case Phase.RUNNING:
+            times = [notices.next_deadline(policy, state), state.next_save_ms]
+        case Phase.AGREEING | Phase.SAVING:
+            times = [rounds.next_deadline(state), notices.next_deadline(policy, state)]
+        case Phase.VERIFYING | Phase.COMMITTING:
+            stops = [rank.stopped_ms + OWN_STOP_MS for rank in state.live if rank.stopped_at is not None]
+            assert state.round is not None
+            times = [state.round.verify_by_ms, notices.next_deadline(policy, state), *stops]
+        case Phase.LEAVING | Phase.REQUEUEING:
+            times = [leaving.next_deadline(policy, state), notices.next_deadline(policy, state)]
+        case Phase.DONE:
+            pass
+    return min((time for time in times if time is not None), default=None)
+
+
+# --- what every phase notes -------------------------------------------------------------------------------------------
+
+
+def _word(policy: Policy, state: State, word: FromRank, now_ms: int) -> Result:
+    """A word of a rank: known ranks only; words of an older generation are dropped (rule 11)."""
+    commands: Commands = ()
+    if isinstance(word, wire.Hello):
+        generation = state.generation
+        state, commands = ranks.hello(policy, state, word, now_ms)
+        if state.generation != generation and state.phase in (Phase.AGREEING, Phase.SAVING):
+            state, more = turns.give_up(policy, state, f"the workers were started again (generation {state.generation})", now_ms)
+            commands += more
+    heard = ranks.heard(state, word, now_ms)
+    if heard is None:
+        return state, commands
+    state, more = _dispatch(policy, heard, word, now_ms)
+    state, due = _due(policy, state, now_ms)
+    return state, commands + more + due
+
+
+def _note(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
+    """Bookkeeping that does not depend on the phase."""
+    match event:
+        case SignalCame(meaning=meaning):
+            if meaning is Meaning.SAVE:
+                return state, ()
+            if meaning is not Meaning.NOTICE:
+                state = leaving.term_came(state)
+            return notices.signalled(policy, state, event, now_ms)
+        case Looked():
+            return notices.looked(policy, state, event, now_ms)
+        case RankGone(pid=pid):
+            return ranks.gone(state, pid), ()
+        case CommandExited(code=code):
+            return dataclasses.replace(state, code=code), ()
+        case Committed(step=step, result=result) if state.phase in (Phase.LEAVING, Phase.REQUEUEING):
+            return leaving.late_commit(state, step, result), ()
+        case Verified() | Committed() | Met() | RequeueReturned() | Tick():
+            return state, ()
+        case (
+            wire.Hello()
+            | wire.Ack()
+            | wire.Arrived()
+            | wire.Saving()
+            | wire.Saved()
+            | wire.Failed()
+            | wire.Finished()
+            | wire.Left()
+        ):
+            return state, ()  # See _word.
+
+
+def _dispatch(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
+    match state.phase:
+        case Phase.RUNNING:
+            return _running(policy, state, event, now_ms)
+        case Phase.AGREEING:
+            return _agreeing(policy, state, event, now_ms)
+        case Phase.SAVING:
+            return _saving(policy, state, event, now_ms)
+        case Phase.VERIFYING:
+            return _verifying(policy, state, event, now_ms)
+        case Phase.COMMITTING:
+            return _committing(policy, state, event, now_ms)
+        case Phase.LEAVING:
+            return _leaving(policy, state, event, now_ms)
+        case Phase.REQUEUEING:
+            return _requeueing(policy, state, event, now_ms)
+        case Phase.DONE:
+            return state, ()
+
+
+# --- the phases -------------------------------------------------------------------------------------------------------
+
+
+def _running(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
+    """No round is running."""
+    match event:
+        case SignalCame(meaning=Meaning.SAVE):
+            return turns.begin(policy, state, Kind.SAVE, now_ms)
+        case SignalCame() | Looked():
+            return turns.begin(policy, state, Kind.LEAVE, now_ms) if state.notice is not None else (state, ())
+        case CommandExited():
+            return turns.command_over(policy, state, now_ms)
+        case wire.Arrived(round=number) if number == NO_ROUND:
+            return turns.own_stops(policy, state, now_ms)
+        case wire.Ack() | wire.Arrived() | wire.Saved():
+            return state, _stale(state, event)
+        case wire.Hello() | wire.Saving() | wire.Failed() | wire.Finished() | wire.Left() | RankGone():
+            return state, ()  # The table of ranks is up to date.
+        case Verified() | Committed() | Met() | RequeueReturned() | Tick():
+            return state, ()
+
+
+def _agreeing(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
+    """Prepare is out; T is not fixed."""
+    match event:
+        case wire.Ack():
+            if _is_stale(state, event):
+                return state, _stale(state, event)
+            return rounds.acked(policy, state, event, now_ms)
+        case wire.Hello(who=who):
+            return rounds.join(policy, state, who, now_ms)
+        case wire.Arrived(who=who, round=number):
+            if number == NO_ROUND:
+                return state, (Say(who.pid, wire.Wait(NO_ROUND)),)
+            return state, _stale(state, event)
+        case wire.Saved():
+            return state, _stale(state, event)
+        case wire.Failed() | wire.Finished() | RankGone() | wire.Left() | CommandExited():
+            return turns.loss(policy, state, event, now_ms)
+        case SignalCame() | Looked():
+            return turns.turn(policy, state, now_ms)
+        case wire.Saving() | Verified() | Committed() | Met() | RequeueReturned() | Tick():
+            return state, ()
+
+
+def _saving(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
+    """T is fixed: ranks arrive, get Go together, and save."""
+    match event:
+        case wire.Arrived(who=who, round=number):
+            if number == NO_ROUND:
+                return state, (Say(who.pid, wire.Wait(NO_ROUND)),)
+            if _is_stale(state, event):
+                return state, _stale(state, event)
+            state, commands, problem = rounds.arrived(policy, state, event, now_ms)
+            if problem:
+                return turns.give_up(policy, rounds.lost(state, who, Stage.FAILED, problem), problem, now_ms)
+            if rounds.all_arrived(state):
+                return turns.all_here(policy, state, now_ms)
+            return state, commands
+        case wire.Saving():
+            return rounds.saving(state, event), ()
+        case wire.Saved(who=who):
+            if _is_stale(state, event):
+                return state, _stale(state, event)
+            state, problem = rounds.saved(state, event)
+            if problem:
+                return turns.give_up(policy, rounds.lost(state, who, Stage.FAILED, problem), problem, now_ms)
+            if rounds.all_written(state):
+                return turns.verify(policy, state, now_ms)
+            return state, _hold(state, event)
+        case wire.Ack():
+            return state, _stale(state, event) if _is_stale(state, event) else ()
+        case wire.Failed() | wire.Finished() | RankGone() | wire.Left() | CommandExited():
+            return turns.loss(policy, state, event, now_ms)
+        case SignalCame() | Looked():
+            return turns.turn(policy, state, now_ms)
+        case wire.Hello() | Verified() | Committed() | Met() | RequeueReturned() | Tick():
+            return state, ()
+
+
+def _verifying(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
+    """Everything is written; what happens to the ranks now does not matter to this checkpoint."""
+    current = state.round
+    assert current is not None
+    match event:
+        case Verified(round=number, problem=problem, verified=verified):
+            if number != current.number or current.at is None:
+                return state, ()
+            if problem:
+                return turns.give_up(policy, state, f"verification: {problem}", now_ms)
+            state = dataclasses.replace(state, phase=Phase.COMMITTING, round=dataclasses.replace(current, verified=verified))
+            commit = Commit(
+                round=current.number,
+                partial=rounds.partial_path(policy, current),
+                step=current.at.n,
+                world_size=state.world_size,
+                ranks=tuple(member.who.rank for member in current.members),
+                cause=turns.cause_word(state),
+                verified=verified,
+            )
+            return state, (commit,)
+        case wire.Ack() | wire.Arrived() | wire.Saved():
+            return state, _hold(state, event)
+        case SignalCame() | Looked():
+            return turns.turn(policy, state, now_ms)
+        case wire.Hello() | wire.Saving() | wire.Failed() | wire.Finished() | wire.Left() | RankGone() | CommandExited():
+            return state, ()
+        case Committed() | Met() | RequeueReturned() | Tick():
+            return state, ()
+
+
+def _committing(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
+    """The commit is running; it cannot be taken back."""
+    current = state.round
+    assert current is not None
+    match event:
+        case Committed(round=number, result=result, reason=reason):
+            if number != current.number or current.at is None:
+                return state, ()
+            if result in (CommitResult.COMMITTED, CommitResult.ALREADY_THERE):
+                state = dataclasses.replace(
+                    state,
+                    committed_step=max(state.committed_step, current.at.n),
+                    committed_here=True,
+                    round=dataclasses.replace(current, committed=True, verify_by_ms=now_ms + LOOK_MS),
+                )
+                return turns.saved_all(policy, state, now_ms)
+            return turns.give_up(policy, state, f"{result.value}: {reason}" if reason else result.value, now_ms)
+        case wire.Ack() | wire.Arrived() | wire.Saved():
+            return state, _hold(state, event)
+        case SignalCame() | Looked():
+            state, commands = turns.turn(policy, state, now_ms)
+            if current.committed:
+                state, more = turns.saved_all(policy, state, now_ms)
+                return state, commands + more
+            return state, commands
+        case wire.Hello() | wire.Saving() | wire.Failed() | wire.Finished() | wire.Left() | RankGone() | CommandExited():
+            return state, ()
+        case Verified() | Met() | RequeueReturned() | Tick():
+            return state, ()
+
+
+def _leaving(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
+    """Ranks have been told to leave; crashes of the command are journaled and change nothing."""
+    match event:
+        case CommandExited(code=code):
+            return leaving.own_end(policy, state, code) or (state, ())
+        case wire.Left(again=True):
+            return leaving.ignored(state, now_ms), ()
+        case SignalCame(meaning=Meaning.INTERRUPT):
+            return leaving.end_at_once(state, now_ms), ()
+        case wire.Ack() | wire.Arrived() | wire.Saved() | wire.Hello():
+            return state, leaving.answer(state, event)
+        case wire.Saving() | wire.Failed() | wire.Finished() | wire.Left() | RankGone():
+            return state, ()
+        case SignalCame() | Looked() | Verified() | Committed() | Met() | RequeueReturned() | Tick():
+            return state, ()
+
+
+def _requeueing(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
+    """The requeue, last of all."""
+    match event:
+        case Met():
+            return leaving.met(policy, state, event, now_ms)
+        case Looked():
+            return leaving.looked(policy, state, event, now_ms)
+        case RequeueReturned():
+            return leaving.returned(policy, state, event, now_ms)
+        case wire.Left(again=True):
+            return leaving.ignored(state, now_ms), ()
+        case SignalCame(meaning=Meaning.INTERRUPT):
+            return leaving.end_at_once(state, now_ms), ()
+        case wire.Ack() | wire.Arrived() | wire.Saved() | wire.Hello():
+            return state, leaving.answer(state, event)
+        case wire.Saving() | wire.Failed() | wire.Finished() | wire.Left() | RankGone() | CommandExited():
+            return state, ()
+        case SignalCame() | Verified() | Committed() | Tick():
+            return state, ()
+
+
+# --- deadlines ----------------------------------------------------------------------------------------------------------
+
+
+def _due(policy: Policy, state: State, now_ms: int) -> Result:
+    """What is due by now, in every phase; last in every step."""
+    if state.phase is Phase.DONE:
+        return state, ()
+    state, commands = notices.due(policy, state, now_ms)
+    state, more = _phase_due(policy, state, now_ms)
+    return state, commands + more
+
+
+def _phase_due(policy: Policy, state: State, now_ms: int) -> Result:
+    more: Commands = ()
+    match state.phase:
+        case Phase.RUNNING:
+            state, more = _running_due(policy, state, now_ms)
+        case Phase.AGREEING | Phase.SAVING:
+            state, more, problem = rounds.tick(policy, state, now_ms)
+            if problem:
+                state, after = turns.give_up(policy, state, problem, now_ms)
+                more += after
+            elif rounds.all_arrived(state):
+                state, after = turns.all_here(policy, state, now_ms)
+                more += after
+        case Phase.VERIFYING | Phase.COMMITTING:
+            assert state.round is not None
+            current = state.round
+            if current.committed and now_ms >= current.verify_by_ms:
+                state, more = turns.saved_all(policy, state, now_ms)
+            elif not current.committed and now_ms >= current.verify_by_ms:
+                what = "verification" if state.phase is Phase.VERIFYING else "commit"
+                state, more = turns.give_up(policy, state, f"the {what} was not over in its time", now_ms)
+            else:
+                state, more = _own_stops_due(state, now_ms)
+        case Phase.LEAVING:
+            state, more = leaving.tick(policy, state, now_ms)
+        case Phase.REQUEUEING:
+            state, more = leaving.requeue_tick(policy, state, now_ms)
+        case Phase.DONE:
+            pass
+    return state, more
+
+
+def _running_due(policy: Policy, state: State, now_ms: int) -> Result:
+    if notices.watch_is_due(policy, state, now_ms):
+        return turns.begin(policy, notices.ahead(policy, state, now_ms), Kind.LEAVE, now_ms)
+    if state.next_save_ms is not None and now_ms >= state.next_save_ms:
+        state = dataclasses.replace(state, next_save_ms=turns.next_save_ms(policy, now_ms))
+        return turns.begin(policy, state, Kind.PERIODIC, now_ms)
+    return state, ()
+
+
+def _own_stops_due(state: State, now_ms: int) -> Result:
+    """A periodic save is skipped rather than holding training for the one before it."""
+    commands: Commands = ()
+    for rank in state.live:
+        if rank.stopped_at is not None and now_ms >= rank.stopped_ms + OWN_STOP_MS:
+            state = ranks.put(state, dataclasses.replace(rank, stopped_at=None))
+            commands += (Say(rank.who.pid, wire.Abort(NO_ROUND, "the checkpoint before is still being verified")),)
+    return state, commands
+
+
+# --- answers ----------------------------------------------------------------------------------------------------
+
+
+def _is_stale(state: State, word: wire.Ack | wire.Arrived | wire.Saved) -> bool:
+    return state.round is None or word.round != state.round.number or state.round.member(word.who) is None
+
+
+def _stale(state: State, word: wire.Ack | wire.Arrived | wire.Saved) -> Commands:
+    """A word of a round that is over: that rank may be parked, and is released."""
+    if word.round == NO_ROUND or not _is_stale(state, word):
+        return ()
+    return (Say(word.who.pid, wire.Abort(word.round, "this round is over")),)
+
+
+def _hold(state: State, word: wire.Ack | wire.Arrived | wire.Saved) -> Commands:
+    """A rank that is parked while the files are checked hears that it is heard."""
+    if word.round != NO_ROUND and _is_stale(state, word):
+        return _stale(state, word)
+    return (Say(word.who.pid, wire.Wait(word.round)),)

@@ -1,0 +1,241 @@
+"""Notices: a signal or the end of the job's time says that the supervisor has to leave; a look says why and until when.
+
+Pure. Owns the notice and the clock of looks. The cause comes from the job's state, never from the signal's number, and is looked
+at again on every further signal (docs/slurm.md, sections 1 to 3). Must not start or end rounds: the machine does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ckpt_supervisor.core.budget import cut
+from ckpt_supervisor.core.commands import Command, LookUp
+from ckpt_supervisor.core.events import Looked, Meaning, SignalCame
+from ckpt_supervisor.core.policy import Cause, Policy, Reading, lead_ms, read
+from ckpt_supervisor.core.state import Notice, Phase, State
+from ckpt_supervisor.core.views import JobView, NoView
+
+RELOOKS_MS = (100, 300, 1_000)
+"""When the state does not explain a signal, look again after these: the first look may be 60 ms too early."""
+
+REFRESH_MS = 300_000
+"""The job's end time is looked at this often when nothing happens: `scontrol update TimeLimit` moves it."""
+
+FIRST_RETRY_MS = 5_000
+"""Pause before the next look when the one at the start failed."""
+
+WATCH_LOOK_MS = 3_000
+"""The watch looks once more this long before it starts the last save."""
+
+REVIVE_CHECK_STALE_MS = 60_000
+"""Never more than one look a minute when nothing happens."""
+
+
+def signalled(policy: Policy, state: State, event: SignalCame, now_ms: int) -> tuple[State, tuple[Command, ...]]:
+    """Note a signal that asks to leave, and ask why it came."""
+    notice = state.notice
+    is_term = event.meaning in (Meaning.LEAVE, Meaning.INTERRUPT)
+    if notice is None:
+        kill_at_ms = now_ms + (policy.kill_wait_ms if policy.slurm else policy.grace_ms)
+        notice = Notice(
+            name=event.name,
+            meaning=event.meaning,
+            first_ms=now_ms,
+            kill_at_ms=kill_at_ms,
+            budget=cut(now_ms, kill_at_ms),
+            cause=Cause.UNKNOWN if policy.slurm else Cause.LOCAL,
+            term_ms=now_ms if is_term else None,
+            interrupts=int(event.meaning is Meaning.INTERRUPT),
+        )
+    else:
+        notice = dataclasses.replace(
+            notice,
+            meaning=Meaning.LEAVE if is_term else notice.meaning,
+            signals=notice.signals + 1,
+            interrupts=notice.interrupts + int(event.meaning is Meaning.INTERRUPT),
+            term_ms=notice.term_ms if notice.term_ms is not None or not is_term else now_ms,
+            relooks=0,
+        )
+    return look(policy, dataclasses.replace(state, notice=notice), f"signal {event.name}")
+
+
+def ahead(policy: Policy, state: State, now_ms: int) -> State:
+    """The job's end is near: the notice that nobody sent."""
+    end_at_ms = state.end_at_ms if state.end_at_ms is not None else now_ms
+    kill_at_ms = max(now_ms, end_at_ms) + policy.kill_wait_ms
+    # Planned to be out before the limit; KillWait stays in reserve (after the limit the requeue still works, but late).
+    notice = Notice(
+        name="end-time watch",
+        meaning=Meaning.LEAVE,
+        first_ms=now_ms,
+        kill_at_ms=kill_at_ms,
+        budget=cut(now_ms, kill_at_ms),
+        cause=Cause.LIMIT_AHEAD,
+        looked=True,
+        signals=0,
+    )
+    return dataclasses.replace(state, notice=notice)
+
+
+def look(policy: Policy, state: State, why: str) -> tuple[State, tuple[Command, ...]]:
+    """Ask about the job; one look at a time."""
+    if not policy.can_look:
+        return state, ()
+    if state.looking:
+        return dataclasses.replace(state, look_again=True), ()
+    return dataclasses.replace(state, looking=True, look_again=False), (LookUp(why),)
+
+
+def looked(policy: Policy, state: State, event: Looked, now_ms: int) -> tuple[State, tuple[Command, ...]]:
+    """Take in what a look gave: end time, cause, kill time. `notice` becomes None when no end is in sight after all."""
+    state = dataclasses.replace(state, looking=False)
+    again = state.look_again
+    match event.view:
+        case NoView(definite=definite):
+            pause_ms = REFRESH_MS if definite else REVIVE_CHECK_STALE_MS if state.looked_ms is not None else FIRST_RETRY_MS
+            state = dataclasses.replace(state, next_look_ms=now_ms + pause_ms)
+            state = _relook(state, now_ms)
+        case JobView() as view:
+            state = _seen(policy, state, view, now_ms)
+            known = dataclasses.replace(policy, start_restarts=state.start_restarts)
+            earlier = state.notice.preempt_ms if state.notice else None
+            state = _explained(policy, state, read(view, known, now_ms, earlier), view, now_ms)
+    if again:
+        return look(policy, state, "a signal came during the look")
+    return state, ()
+
+
+def _seen(policy: Policy, state: State, view: JobView, now_ms: int) -> State:
+    """End time and number of restarts. The first look of a running job settles how often it had been restarted."""
+    start = max(policy.start_restarts, state.start_restarts)
+    if state.looked_ms is None and view.state == "RUNNING" and state.notice is None:
+        start = max(start, view.restarts)
+    end_at_ms = None
+    if view.state == "RUNNING" and view.end_ms is not None:
+        end_at_ms = now_ms + view.end_ms - view.looked_ms
+    return dataclasses.replace(
+        state,
+        start_restarts=start,
+        looked_ms=now_ms,
+        end_at_ms=end_at_ms,
+        end_seen_ms=now_ms if state.end_at_ms is None else state.end_seen_ms,
+        next_look_ms=now_ms + REFRESH_MS,
+    )
+
+
+def _explained(policy: Policy, state: State, reading: Reading, view: JobView, now_ms: int) -> State:
+    notice = state.notice
+    if notice is None:
+        # A job that is being preempted or ended although no signal came (not under srun): the look is the notice.
+        if reading.explained and reading.kill_at_ms is not None:
+            notice = Notice(
+                name=f"job state {view.state}",
+                meaning=Meaning.LEAVE,
+                first_ms=now_ms,
+                kill_at_ms=reading.kill_at_ms,
+                budget=cut(now_ms, reading.kill_at_ms),
+                cause=reading.cause,
+                signals=0,
+                looked=True,
+                preempt_ms=view.preempt_ms,
+            )
+            return dataclasses.replace(state, notice=notice)
+        return state
+    may_turn = notice.meaning is Meaning.NOTICE and state.phase.value < Phase.LEAVING.value
+    if may_turn and not reading.explained and _far(policy, reading, now_ms):
+        return dataclasses.replace(state, notice=None)
+    kill_at_ms = _kill_at_ms(policy, notice, reading, now_ms)
+    notice = dataclasses.replace(
+        notice,
+        cause=reading.cause
+        if reading.explained or notice.cause in (Cause.UNKNOWN, Cause.LIMIT_AHEAD, Cause.NO_END)
+        else notice.cause,
+        kill_at_ms=kill_at_ms,
+        budget=cut(now_ms, kill_at_ms),
+        looked=True,
+        preempt_ms=view.preempt_ms if reading.cause is Cause.PREEMPTED and notice.preempt_ms is None else notice.preempt_ms,
+    )
+    state = dataclasses.replace(state, notice=notice)
+    # A job that looks cancelled may be one that Slurm is just about to requeue: that too is looked at again.
+    return _relook(state, now_ms) if not reading.explained or reading.cause is Cause.CANCELLED else state
+
+
+def _kill_at_ms(policy: Policy, notice: Notice, reading: Reading, now_ms: int) -> int:
+    """The kill: the first look replaces the guess, later ones only bring it nearer; TERM without a reason means KillWait."""
+    found_ms = reading.kill_at_ms
+    if not reading.explained and notice.term_ms is not None:
+        found_ms = notice.term_ms + policy.kill_wait_ms
+    if found_ms is None:
+        found_ms = notice.first_ms + policy.kill_wait_ms
+    return min(notice.kill_at_ms, found_ms) if notice.looked else max(found_ms, now_ms)
+
+
+def _far(policy: Policy, reading: Reading, now_ms: int) -> bool:
+    """Whether a notice signal came with no end in sight, as when a person rehearses with `scancel --signal`.
+
+    With the watch off a far end still counts as a notice: nobody else would save before it.
+    """
+    if reading.kill_at_ms is None:
+        return True
+    return policy.lead_ms is not None and reading.kill_at_ms - policy.kill_wait_ms - now_ms > policy.notice_horizon_ms
+
+
+def _relook(state: State, now_ms: int) -> State:
+    notice = state.notice
+    if notice is None or notice.signals == 0 or notice.relooks >= len(RELOOKS_MS):
+        return state
+    relook_ms = now_ms + RELOOKS_MS[notice.relooks]
+    return dataclasses.replace(state, notice=dataclasses.replace(notice, relook_ms=relook_ms, relooks=notice.relooks + 1))
+
+
+def due(policy: Policy, state: State, now_ms: int) -> tuple[State, tuple[Command, ...]]:
+    """Start the looks that are due."""
+    notice = state.notice
+    if notice is not None:
+        if notice.relook_ms is not None and now_ms >= notice.relook_ms:
+            state = dataclasses.replace(state, notice=dataclasses.replace(notice, relook_ms=None))
+            return look(policy, state, "the state did not explain the signal")
+        return state, ()
+    if state.looking:
+        return state, ()
+    when_ms = _next_look_ms(policy, state)
+    if when_ms is not None and now_ms >= when_ms:
+        state = dataclasses.replace(state, next_look_ms=now_ms + REFRESH_MS)
+        return look(policy, state, "end time")
+    return state, ()
+
+
+def watch_at_ms(policy: Policy, state: State) -> int | None:
+    """When the last save has to begin by the job's end time; never in the first half of the time that was left at first sight."""
+    lead = lead_ms(policy, state.longest_save_ms)
+    if not policy.slurm or lead is None or state.end_at_ms is None or state.notice is not None:
+        return None
+    half_ms = state.end_seen_ms + max(0, state.end_at_ms - state.end_seen_ms) // 2
+    return max(state.end_at_ms - lead, half_ms)
+
+
+def watch_is_due(policy: Policy, state: State, now_ms: int) -> bool:
+    """Whether the end-time watch calls for the last save now; it has looked shortly before, or cannot look."""
+    when_ms = watch_at_ms(policy, state)
+    return when_ms is not None and now_ms >= when_ms and not state.looking
+
+
+def _next_look_ms(policy: Policy, state: State) -> int | None:
+    """When the end time is looked at next: regularly, and once shortly before the watch acts."""
+    if not policy.can_look:
+        return None
+    when_ms = watch_at_ms(policy, state)
+    before_ms = None if when_ms is None else when_ms - WATCH_LOOK_MS
+    if before_ms is not None and (state.looked_ms is None or state.looked_ms < before_ms):
+        return before_ms if state.next_look_ms is None else min(before_ms, state.next_look_ms)
+    return state.next_look_ms
+
+
+def next_deadline(policy: Policy, state: State) -> int | None:
+    """When `due` or the watch has something to do."""
+    if state.notice is not None:
+        return state.notice.relook_ms
+    if state.looking:
+        return None
+    times = [time for time in (_next_look_ms(policy, state), watch_at_ms(policy, state)) if time is not None]
+    return min(times, default=None)

@@ -1,0 +1,135 @@
+"""What the supervisor was told to do, and what a look at the job means.
+
+Owns the options that decide, the causes, and the exit statuses. Pure: a cause is a function of what was seen, never of the
+signal's number, which tells nothing (docs/slurm.md, section 1).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Literal
+
+from ckpt_supervisor.core.views import JobView
+
+EXIT_CANCELLED = 143
+EXIT_INTERRUPTED = 75
+"""EX_TEMPFAIL of sysexits.h. Never 0: `srun ... && stage2` would run stage2 (docs/slurm.md, section 2)."""
+EXIT_STALE = 76
+
+RUNNING_STATES = frozenset({"RUNNING", "SIGNALING", "CONFIGURING", "SUSPENDED", "STAGE_OUT"})
+
+
+class Cause(enum.Enum):
+    """Why the supervisor was interrupted."""
+
+    UNKNOWN = "not known"
+    LOCAL = "signal"
+    PREEMPTED = "preempted"
+    LIMIT_AHEAD = "end of the time limit ahead"
+    TIME_LIMIT = "time limit reached"
+    NODE_FAILURE = "node failure"
+    CANCELLED = "cancelled"
+    REQUEUED = "requeued already"
+    NO_END = "no end in sight"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Policy:
+    """Options that the machine decides on. Times in ms; `None` for off."""
+
+    directory: str
+    epoch: int = 1
+    slurm: bool = False
+    can_look: bool = False
+    """There is a job and a scontrol to ask about it."""
+    requeue: Literal["auto", "never", "exit"] = "auto"
+    requeue_exit: int = EXIT_INTERRUPTED
+    start_restarts: int = 0
+    kill_wait_ms: int = 30_000
+    grace_ms: int = 30_000
+    """Local mode: time from the signal to the kill."""
+    every_steps: int = 0
+    every_ms: int | None = None
+    save_timeout_ms: int = 900_000
+    leave_timeout_ms: int | None = None
+    lead_ms: int | None = 30_000
+    """Time before the job's end at which the watch starts the last save; None: no watch."""
+    lead_auto: bool = True
+    notice_horizon_ms: int = 600_000
+    verify_full: bool = True
+    restarts: int = 0
+    resume_step: int = -1
+    """Step resumed from; -1 for none."""
+    resume_from: str = ""
+
+    @property
+    def leave_ms(self) -> int:
+        """How long training may take to end after Leave: a quarter of KillWait, within 1.5 s and 10 s, unless told otherwise."""
+        if self.leave_timeout_ms is not None:
+            return self.leave_timeout_ms
+        return max(1_500, min(10_000, self.kill_wait_ms // 4))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reading:
+    """What a look means: the cause, and the instant of the kill on the machine's clock (None: no end in sight)."""
+
+    cause: Cause
+    kill_at_ms: int | None
+    explained: bool
+    """False when the state does not explain a signal: the first look may be 60 ms too early (docs/slurm.md, section 3)."""
+
+
+def read(view: JobView, policy: Policy, now_ms: int, earlier_preempt_ms: int | None) -> Reading:
+    """Cause and kill time, tested in the order of docs/slurm.md section 3: state, restarts, reason, and PreemptTime last.
+
+    `earlier_preempt_ms` is the PreemptTime (wall clock) that an earlier look of this notice saw while the job still ran.
+    """
+    wait_ms = policy.kill_wait_ms
+    if view.restarts > policy.start_restarts:
+        return Reading(Cause.REQUEUED, now_ms + wait_ms, explained=True)
+    if view.state in RUNNING_STATES:
+        if view.preempt_ms is not None:
+            return Reading(Cause.PREEMPTED, _end_of_grace_ms(view, now_ms) + wait_ms, explained=True)
+        if view.end_ms is None:
+            return Reading(Cause.NO_END, None, explained=False)
+        return Reading(Cause.LIMIT_AHEAD, now_ms + max(0, view.end_ms - view.looked_ms) + wait_ms, explained=False)
+    return Reading(_ended_cause(view, earlier_preempt_ms), now_ms + wait_ms, explained=True)
+
+
+def _ended_cause(view: JobView, earlier_preempt_ms: int | None) -> Cause:
+    """Cause when the job is on its way out and nobody has requeued it. When in doubt it was cancelled: never revive."""
+    if view.reason == "TimeLimit" or view.state == "TIMEOUT":
+        return Cause.TIME_LIMIT
+    if view.reason == "NodeDown" or view.state == "NODE_FAIL":
+        return Cause.NODE_FAILURE
+    if view.reason == "None" and view.preempt_ms is not None and view.preempt_ms == view.end_ms:
+        # End of the grace with PreemptMode=CANCEL or --no-requeue; but a scancel in the very second of the notice looks the
+        # same. A PreemptTime that has moved since the notice, or a job that cannot be revived anyway, settles it.
+        if not view.requeue or (earlier_preempt_ms is not None and view.preempt_ms > earlier_preempt_ms):
+            return Cause.PREEMPTED
+    return Cause.CANCELLED
+
+
+def _end_of_grace_ms(view: JobView, now_ms: int) -> int:
+    """End of the grace on the machine's clock. EndTime is Unknown with TimeLimit=UNLIMITED: then PreemptTime + GraceTime."""
+    if view.end_ms is not None:
+        end_ms = view.end_ms
+    elif view.preempt_ms is not None and view.grace_ms is not None:
+        end_ms = view.preempt_ms + view.grace_ms
+    else:
+        end_ms = view.looked_ms
+    return now_ms + max(0, end_ms - view.looked_ms)
+
+
+def comes_back(cause: Cause) -> bool:
+    """Whether a job interrupted for this cause is requeued by us."""
+    return cause not in (Cause.CANCELLED, Cause.REQUEUED, Cause.LOCAL)
+
+
+def lead_ms(policy: Policy, longest_save_ms: int) -> int | None:
+    """Time before the end at which the watch begins the last save: given, or 30 s and twice the longest save so far."""
+    if policy.lead_ms is None:
+        return None
+    return policy.lead_ms + 2 * longest_save_ms if policy.lead_auto else policy.lead_ms

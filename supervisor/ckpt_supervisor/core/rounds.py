@@ -1,0 +1,341 @@
+"""One round: Prepare, T, Arrived, Go, Saved (docs/protocol.md, rules 2 to 6, 10 and 12).
+
+Pure. Owns a round from its beginning until its files are written, or until it is given up. Must not decide what comes after:
+it hands `Done` or `GivenUp` back to the machine. T is fixed once per round; a word of another round is answered, never obeyed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ckpt_client import wire
+from ckpt_client.wire import Position, Who
+
+from ckpt_supervisor.core import ranks
+from ckpt_supervisor.core.commands import Command, Say
+from ckpt_supervisor.core.names import partial_name
+from ckpt_supervisor.core.policy import Policy
+from ckpt_supervisor.core.state import Kind, Member, Phase, Rank, Round, Stage, State
+
+RESEND_MS = 1_000
+"""A word that has not been answered is said again this often."""
+
+MISSING_MS = 2_000
+"""Ranks that have not attached are waited for at most this long (rule 10)."""
+
+MUTE_MS = 15_000
+"""A member that says nothing for this long is late. Its listener answers even while its training thread is in C."""
+
+MUTE_SAVING_MS = 60_000
+"""The same during a save, where pickling a large object can keep the interpreter to itself."""
+
+Commands = tuple[Command, ...]
+
+
+def begin(
+    policy: Policy, state: State, kind: Kind, now_ms: int, save_by_ms: int, at: Position | None = None
+) -> tuple[State, Commands]:
+    """Start a round of all live ranks; `at` is given when ranks have stopped by themselves (rule 12)."""
+    members = tuple(Member(rank.who) for rank in state.live)
+    number = state.newest_round + 1
+    state = dataclasses.replace(
+        state,
+        phase=Phase.AGREEING,
+        newest_round=number,
+        round=Round(
+            number=number,
+            kind=kind,
+            began_ms=now_ms,
+            members=members,
+            save_by_ms=save_by_ms,
+            said_ms=now_ms,
+            missing_by_ms=now_ms + MISSING_MS,
+            at=at,
+        ),
+    )
+    commands: Commands = ()
+    if at is None:
+        commands = tuple(Say(member.who.pid, wire.Prepare(number)) for member in members)
+    state, more = _complete(policy, state, now_ms)
+    return state, commands + more
+
+
+def join(policy: Policy, state: State, who: Who, now_ms: int) -> tuple[State, Commands]:
+    """A rank has attached while the round waits for missing ones."""
+    current = state.round
+    if current is None or state.phase is not Phase.AGREEING or current.missing_by_ms is None:
+        return state, ()
+    if current.member(who) is not None:
+        return state, ()
+    members = tuple(sorted((*current.members, Member(who)), key=lambda member: member.who.rank))
+    state = dataclasses.replace(state, round=dataclasses.replace(current, members=members))
+    commands: Commands = ()
+    if current.at is None:
+        commands = (Say(who.pid, wire.Prepare(current.number)),)
+    state, more = _complete(policy, state, now_ms)
+    return state, commands + more
+
+
+def acked(policy: Policy, state: State, word: wire.Ack, now_ms: int) -> tuple[State, Commands]:
+    """A rank says what it has entered. While AGREEING the largest answer counts; later ones never move T (rule 3)."""
+    current = state.round
+    member = current.member(word.who) if current else None
+    if current is None or member is None or word.round != current.number or state.phase is not Phase.AGREEING:
+        return state, ()
+    entered = max(member.entered or word.entered, word.entered)
+    state = _put(state, dataclasses.replace(member, stage=Stage.AGREED, entered=entered))
+    state, more = _complete(policy, state, now_ms)
+    return state, (Say(word.who.pid, wire.Wait(current.number)), *more) if not more else more
+
+
+def arrived(policy: Policy, state: State, word: wire.Arrived, now_ms: int) -> tuple[State, Commands, str]:
+    """A rank stands at T. When all do: Go. The text is a reason to give the round up, or ""."""
+    current = state.round
+    member = current.member(word.who) if current else None
+    if current is None or member is None or word.round != current.number or current.at is None:
+        return state, (), ""
+    if word.at != current.at:
+        return state, (), f"{ranks.describe_who(word.who)} stands at {tuple(word.at)}, agreed was {tuple(current.at)}"
+    if current.go:
+        return state, (Say(word.who.pid, wire.Go(current.number)),), ""
+    if member.stage in (Stage.REQUESTED, Stage.AGREED):
+        state = _put(state, dataclasses.replace(member, stage=Stage.ARRIVED))
+    if all_arrived(state):
+        return state, (), ""
+    return state, (Say(word.who.pid, wire.Wait(current.number)),), ""
+
+
+def all_arrived(state: State) -> bool:
+    """Whether every member stands at T and waits for Go."""
+    current = state.round
+    return (
+        current is not None
+        and state.phase is Phase.SAVING
+        and not current.go
+        and all(member.stage is Stage.ARRIVED for member in current.members)
+    )
+
+
+def go(state: State, now_ms: int) -> tuple[State, Commands]:
+    """Let all members save (rule 4)."""
+    current = state.round
+    if current is None:
+        return state, ()
+    state = dataclasses.replace(state, round=dataclasses.replace(current, go=True, go_ms=now_ms, said_ms=now_ms))
+    return state, tuple(Say(member.who.pid, wire.Go(current.number)) for member in current.members)
+
+
+def saving(state: State, word: wire.Saving) -> State:
+    """A rank's save is running."""
+    current = state.round
+    member = current.member(word.who) if current else None
+    if current is None or member is None or word.round != current.number or member.stage is not Stage.ARRIVED:
+        return state
+    return _put(state, dataclasses.replace(member, stage=Stage.SAVING))
+
+
+def saved(state: State, word: wire.Saved) -> tuple[State, str]:
+    """A rank has written. The text is a reason to give the round up, or ""."""
+    current = state.round
+    member = current.member(word.who) if current else None
+    if current is None or member is None or word.round != current.number or current.at is None:
+        return state, ""
+    if not current.go:
+        return state, f"{ranks.describe_who(word.who)} saved before Go"
+    if word.n != current.at.n:
+        return state, f"{ranks.describe_who(word.who)} saved step {word.n}, agreed was step {current.at.n}"
+    if member.stage is not Stage.WRITTEN:
+        state = _put(state, dataclasses.replace(member, stage=Stage.WRITTEN, saved=word))
+    return state, ""
+
+
+def all_written(state: State) -> bool:
+    """Whether every member's save is over."""
+    current = state.round
+    return (
+        current is not None and state.phase is Phase.SAVING and all(member.stage is Stage.WRITTEN for member in current.members)
+    )
+
+
+def files(current: Round) -> tuple[tuple[int, wire.SavedFile], ...]:
+    """What the members reported, by rank."""
+    return tuple((member.who.rank, file) for member in current.members if member.saved is not None for file in member.saved.files)
+
+
+def partial_path(policy: Policy, current: Round) -> str:
+    """The directory that this round writes into; "" before T is fixed."""
+    if current.at is None:
+        return ""
+    return f"{policy.directory}/{partial_name(current.at.n, policy.epoch, current.number)}"
+
+
+def convert(policy: Policy, state: State, kind: Kind, save_by_ms: int, now_ms: int) -> tuple[State, Commands]:
+    """Turn the round into a leave round, or back, before Go (rule 12)."""
+    current = state.round
+    if current is None or current.go:
+        return state, ()
+    state = dataclasses.replace(state, round=dataclasses.replace(current, kind=kind, save_by_ms=save_by_ms))
+    if state.phase is Phase.SAVING:
+        return _save_at(policy, state, now_ms)
+    return state, ()
+
+
+def lost(state: State, who: Who, stage: Stage, reason: str) -> State:
+    """Note how far a member got that will not save."""
+    current = state.round
+    member = current.member(who) if current else None
+    if member is None:
+        return state
+    return _put(state, dataclasses.replace(member, stage=stage, reason=reason))
+
+
+def tick(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands, str]:
+    """Resend, and see who is missing, mute or late. The text is a reason to give the round up, or ""."""
+    current = state.round
+    if current is None:
+        return state, (), ""
+    if current.missing_by_ms is not None and now_ms >= current.missing_by_ms:
+        state, commands, problem = _missing_is_over(policy, state, now_ms)
+        return state, commands, problem
+    waiting = [member for member in current.members if _is_waited_for(state, member)]
+    if now_ms >= current.save_by_ms:
+        for member in waiting:
+            state = lost(state, member.who, Stage.LATE, "not ready when the time for the save was over")
+        return (
+            state,
+            (),
+            f"the time for the save is over: {now_ms - current.began_ms} ms after the request, {_names(waiting)}",
+        )
+    mute = [member for member in waiting if now_ms - _heard_ms(state, member) >= _mute_ms(member)]
+    if mute:
+        for member in mute:
+            state = lost(state, member.who, Stage.LATE, f"not heard for {_mute_ms(member)} ms")
+        return state, (), f"not heard for {_mute_ms(mute[0])} ms: {_names(mute)}"
+    if now_ms >= current.said_ms + RESEND_MS:
+        again: Commands = tuple(Say(member.who.pid, _last_word(policy, state, member, now_ms)) for member in waiting)
+        return dataclasses.replace(state, round=dataclasses.replace(current, said_ms=now_ms)), again, ""
+    return state, (), ""
+
+
+def next_deadline(state: State) -> int | None:
+    """When tick has something to do."""
+    current = state.round
+    if current is None or state.phase not in (Phase.AGREEING, Phase.SAVING):
+        return None
+    times = [current.save_by_ms, current.said_ms + RESEND_MS]
+    if current.missing_by_ms is not None:
+        times.append(current.missing_by_ms)
+    times += [_heard_ms(state, m) + _mute_ms(m) for m in current.members if _is_waited_for(state, m)]
+    return min(times)
+
+
+def abort(state: State, reason: str) -> Commands:
+    """Release every rank that may be parked for the running round (rule 4)."""
+    current = state.round
+    if current is None:
+        return ()
+    return tuple(Say(rank.who.pid, wire.Abort(current.number, reason[: wire.REASON_CHARS_MAX])) for rank in state.live)
+
+
+def _complete(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands]:
+    """Fix T and say SaveAt when everybody is here and has answered."""
+    current = state.round
+    if current is None or state.phase is not Phase.AGREEING:
+        return state, ()
+    whole = {member.who.rank for member in current.members} == set(range(state.world_size))
+    alone = state.alone and _alone_may_save(state, current)
+    if current.missing_by_ms is not None and (whole or alone):
+        current = dataclasses.replace(current, missing_by_ms=None)
+        state = dataclasses.replace(state, round=current)
+    if current.missing_by_ms is not None or not current.members:
+        return state, ()
+    if current.at is None:
+        entered = [member.entered for member in current.members if member.entered is not None]
+        if len(entered) < len(current.members):
+            return state, ()
+        current = dataclasses.replace(current, at=max(entered))
+    assert current.at is not None
+    state = dataclasses.replace(state, phase=Phase.SAVING, round=current, last_n=current.at.n)
+    return _save_at(policy, state, now_ms)
+
+
+def _alone_may_save(state: State, current: Round) -> bool:
+    """Rule 10: rank 0 alone, if no other rank has attached in this attempt and its state is not sharded."""
+    return state.seen == (0,) and len(current.members) == 1 and not any(rank.sharded for rank in state.ranks)
+
+
+def _missing_is_over(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands, str]:
+    current = state.round
+    assert current is not None
+    if _alone_may_save(state, current):
+        state = dataclasses.replace(state, alone=True, round=dataclasses.replace(current, missing_by_ms=None))
+        state, commands = _complete(policy, state, now_ms)
+        return state, commands, ""
+    here = {member.who.rank for member in current.members}
+    missing = [number for number in range(state.world_size) if number not in here]
+    shown = ", ".join(str(number) for number in missing[:20]) + (", ..." if len(missing) > 20 else "")
+    return state, (), f"{len(missing)} of {state.world_size} ranks are not there: {shown}"
+
+
+def _save_at(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands]:
+    current = state.round
+    assert current is not None
+    state = dataclasses.replace(state, round=dataclasses.replace(current, said_ms=now_ms))
+    return state, tuple(
+        Say(member.who.pid, _last_word(policy, state, member, now_ms))
+        for member in current.members
+        if _is_waited_for(state, member)
+    )
+
+
+def _last_word(policy: Policy, state: State, member: Member, now_ms: int) -> wire.ToRank:
+    """What this member was told last."""
+    current = state.round
+    assert current is not None
+    if state.phase is Phase.AGREEING and current.at is not None:
+        return wire.Wait(current.number)
+    if state.phase is Phase.AGREEING or current.at is None:
+        return wire.Prepare(current.number)
+    if current.go:
+        return wire.Go(current.number)
+    return wire.SaveAt(
+        round=current.number,
+        at=current.at,
+        directory=partial_path(policy, current),
+        then="leave" if current.kind is Kind.LEAVE else "go_on",
+        left_ms=max(0, current.save_by_ms - now_ms),
+    )
+
+
+def _is_waited_for(state: State, member: Member) -> bool:
+    """Whether this member's word is what the round waits for now."""
+    current = state.round
+    assert current is not None
+    if state.phase is Phase.AGREEING:
+        return member.stage is Stage.REQUESTED
+    if current.go:
+        return member.stage in (Stage.ARRIVED, Stage.SAVING)
+    return member.stage in (Stage.REQUESTED, Stage.AGREED)
+
+
+def _heard_ms(state: State, member: Member) -> int:
+    current = state.round
+    rank = state.rank(member.who)
+    assert current is not None
+    return max(current.began_ms, current.go_ms, rank.heard_ms if isinstance(rank, Rank) else 0)
+
+
+def _mute_ms(member: Member) -> int:
+    return MUTE_SAVING_MS if member.stage is Stage.SAVING else MUTE_MS
+
+
+def _names(members: list[Member]) -> str:
+    shown = ", ".join(f"{ranks.describe_who(member.who)} {member.stage.value}" for member in members[:8])
+    return shown + (", ..." if len(members) > 8 else "") if members else "no rank is waited for"
+
+
+def _put(state: State, member: Member) -> State:
+    current = state.round
+    assert current is not None
+    members = tuple(member if other.who == member.who else other for other in current.members)
+    return dataclasses.replace(state, round=dataclasses.replace(current, members=members))

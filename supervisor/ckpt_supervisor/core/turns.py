@@ -1,0 +1,285 @@
+"""How rounds begin, turn and end, and what follows them.
+
+Pure. Owns the ways from one phase to another that several phases share; machine.py owns which event leads where. Must not look at
+events beyond the loss of a member: a way is the same whoever takes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ckpt_client import wire
+
+from ckpt_supervisor.core import leaving, ranks, rounds
+from ckpt_supervisor.core.commands import Command, DropPartial, Prune, StartCommand, Verify
+from ckpt_supervisor.core.events import (
+    CommandExited,
+    Committed,
+    Event,
+    Looked,
+    Meaning,
+    Met,
+    RankGone,
+    RequeueReturned,
+    SignalCame,
+    Tick,
+    Verified,
+)
+from ckpt_supervisor.core.policy import Cause, Policy
+from ckpt_supervisor.core.state import Kind, Phase, Stage, State
+
+TRIES_MAX = 2
+"""A leave round that a rank failed is tried once more, if the time allows."""
+
+INTERRUPTS_MAX = 2
+"""Without Slurm the second ctrl-C ends at once."""
+
+VERIFY_MS = 600_000
+"""Bound on verification and commit when there is no kill ahead."""
+
+Commands = tuple[Command, ...]
+Result = tuple[State, Commands]
+
+
+def begin(policy: Policy, state: State, kind: Kind, now_ms: int) -> Result:
+    """Ask all ranks to save, if there is anybody to ask."""
+    if kind is Kind.LEAVE:
+        assert state.notice is not None
+        if state.code is not None:
+            return command_over(policy, state, now_ms)
+        if not state.live:
+            return leaving.leave(policy, state, False, _nobody(state), now_ms)
+        return rounds.begin(policy, state, kind, now_ms, state.notice.budget.save_by_ms)
+    if not state.live or state.code is not None:
+        return state, ()
+    return rounds.begin(policy, state, kind, now_ms, now_ms + policy.save_timeout_ms)
+
+
+def own_stops(policy: Policy, state: State, now_ms: int) -> Result:
+    """Ranks have stopped by themselves: a periodic round at that position (rule 12)."""
+    stops = [rank.stopped_at for rank in state.live if rank.stopped_at is not None]
+    if not stops:
+        return state, ()
+    return rounds.begin(policy, state, Kind.PERIODIC, now_ms, now_ms + policy.save_timeout_ms, at=min(stops))
+
+
+def turn(policy: Policy, state: State, now_ms: int) -> Result:
+    """A notice came, went, or knows its deadline better, while a round is running (rule 12)."""
+    current, notice = state.round, state.notice
+    assert current is not None
+    if notice is None:
+        if current.kind is not Kind.LEAVE:
+            return state, ()
+        # No end in sight after all: the same round, but training goes on after it.
+        save_by_ms = now_ms + policy.save_timeout_ms
+        if state.phase in (Phase.AGREEING, Phase.SAVING) and not current.go:
+            return rounds.convert(policy, state, Kind.SAVE, save_by_ms, now_ms)
+        return dataclasses.replace(
+            state,
+            round=dataclasses.replace(current, kind=Kind.SAVE, save_by_ms=save_by_ms, verify_by_ms=now_ms + VERIFY_MS),
+        ), ()
+    if notice.interrupts >= INTERRUPTS_MAX and not policy.slurm:
+        return end_at_once(policy, state, now_ms)
+    if current.kind is Kind.LEAVE:
+        return dataclasses.replace(
+            state,
+            round=dataclasses.replace(current, save_by_ms=notice.budget.save_by_ms, verify_by_ms=notice.budget.verify_by_ms),
+        ), ()
+    if state.phase in (Phase.AGREEING, Phase.SAVING) and not current.go:
+        return rounds.convert(policy, state, Kind.LEAVE, notice.budget.save_by_ms, now_ms)
+    # After Go the round is finished; it must be over in time for the way out.
+    return dataclasses.replace(
+        state,
+        round=dataclasses.replace(
+            current,
+            save_by_ms=min(current.save_by_ms, notice.budget.save_by_ms),
+            verify_by_ms=min(current.verify_by_ms or notice.budget.verify_by_ms, notice.budget.verify_by_ms),
+        ),
+    ), ()
+
+
+def end_at_once(policy: Policy, state: State, now_ms: int) -> Result:
+    """A person's second ctrl-C: the round is given up, and training gets no more time."""
+    state, commands = give_up(policy, state, "a second ctrl-C ended the save", now_ms, again=False)
+    if state.leaving is None and state.notice is not None and state.phase is not Phase.DONE:
+        state, more = leaving.leave(policy, state, False, "a second ctrl-C ended the save", now_ms)
+        commands += more
+    return leaving.end_at_once(state, now_ms), commands
+
+
+def all_here(policy: Policy, state: State, now_ms: int) -> Result:
+    """Every rank stands at T. If that step is committed already, nothing is written (rule 10)."""
+    current = state.round
+    assert current is not None and current.at is not None
+    if current.at.n == state.committed_step:
+        return saved_all(policy, state, now_ms)
+    return rounds.go(state, now_ms)
+
+
+def verify(policy: Policy, state: State, now_ms: int) -> Result:
+    """Every rank has written: check the files. With little time left structure and sizes have to do."""
+    current = state.round
+    assert current is not None
+    longest_ms = max((member.saved.save_ms for member in current.members if member.saved is not None), default=0)
+    verify_by_ms = now_ms + VERIFY_MS if state.notice is None else state.notice.budget.verify_by_ms
+    full = policy.verify_full and not (state.notice is not None and now_ms >= state.notice.budget.save_by_ms)
+    state = dataclasses.replace(
+        state,
+        phase=Phase.VERIFYING,
+        longest_save_ms=max(state.longest_save_ms, longest_ms),
+        round=dataclasses.replace(current, verify_by_ms=max(verify_by_ms, now_ms)),
+    )
+    state = ranks.no_longer_stopped(state) if state.notice is None else state
+    return state, (
+        Verify(
+            round=current.number,
+            partial=rounds.partial_path(policy, current),
+            files=rounds.files(current),
+            full=full,
+        ),
+    )
+
+
+def saved_all(policy: Policy, state: State, now_ms: int) -> Result:
+    """The round's step is committed."""
+    current = state.round
+    assert current is not None and current.at is not None
+    if current.kind is Kind.LEAVE and state.notice is not None:
+        if _may_turn(state) and now_ms < current.verify_by_ms and state.phase is Phase.COMMITTING:
+            return state, ()  # The look will say whether there is an end in sight at all.
+        return leaving.leave(policy, state, True, "", now_ms)
+    commands = rounds.abort(state, "committed, go on")
+    if state.phase is Phase.SAVING:
+        state = ranks.no_longer_stopped(state)  # Nothing was written: the ranks still stand at this round's own stop.
+    state = dataclasses.replace(state, phase=Phase.RUNNING, round=None, next_save_ms=next_save_ms(policy, now_ms))
+    state, more = back(policy, state, now_ms)
+    return state, (*commands, Prune(), *more)
+
+
+def _may_turn(state: State) -> bool:
+    """Whether the look that is under way may still find that no end is in sight."""
+    notice = state.notice
+    return notice is not None and notice.meaning is Meaning.NOTICE and not notice.looked and state.looking
+
+
+def give_up(policy: Policy, state: State, reason: str, now_ms: int, again: bool = True) -> Result:
+    """The round is over without a checkpoint: release everybody at once, and go on or leave."""
+    current = state.round
+    assert current is not None
+    commands = rounds.abort(state, reason)
+    partial = rounds.partial_path(policy, current)
+    if partial and current.go and state.phase is not Phase.COMMITTING:
+        # Never under a running commit: it could rename a directory that is being emptied.
+        commands = (*commands, DropPartial(partial))
+    if state.phase in (Phase.AGREEING, Phase.SAVING):
+        state = ranks.no_longer_stopped(state)  # Abort releases those stops too; later ones belong to the next round.
+    committing = state.phase is Phase.COMMITTING
+    state = dataclasses.replace(state, round=None, phase=Phase.RUNNING, next_save_ms=next_save_ms(policy, now_ms))
+    if current.kind is Kind.LEAVE and state.notice is not None:
+        if state.code is not None:
+            state, more = command_over(policy, state, now_ms)
+            return state, commands + more
+        if again and not committing and _may_try_again(state, current.tries, current.began_ms, now_ms):
+            state, more = begin(policy, state, Kind.LEAVE, now_ms)
+            if state.round is not None:
+                state = dataclasses.replace(state, round=dataclasses.replace(state.round, tries=current.tries + 1))
+            return state, commands + more
+        state, more = leaving.leave(policy, state, False, reason, now_ms)
+        return state, commands + more
+    state, more = back(policy, state, now_ms)
+    return state, commands + more
+
+
+def _may_try_again(state: State, tries: int, began_ms: int, now_ms: int) -> bool:
+    """Once more, if every rank is still there and the time that this try took is left again."""
+    assert state.notice is not None
+    whole = bool(state.live) and len(state.live) == len(state.ranks) and state.code is None
+    return whole and tries < TRIES_MAX and now_ms + 2 * (now_ms - began_ms) < state.notice.budget.save_by_ms
+
+
+def back(policy: Policy, state: State, now_ms: int) -> Result:
+    """RUNNING again after a round: a notice, the command's end or ranks that wait by themselves come next."""
+    if state.code is not None:
+        return command_over(policy, state, now_ms)
+    if state.notice is not None:
+        if state.committed_here and now_ms + state.longest_save_ms > state.notice.budget.save_by_ms:
+            return leaving.leave(policy, state, True, "", now_ms)
+        return begin(policy, state, Kind.LEAVE, now_ms)
+    return own_stops(policy, state, now_ms)
+
+
+def loss(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
+    """A member will not save in this round."""
+    current = state.round
+    assert current is not None
+    match event:
+        case wire.Failed(who=who, round=number, reason=reason):
+            if number != current.number or current.member(who) is None:
+                return state, ()
+            return _lost(policy, state, who, Stage.FAILED, reason, now_ms)
+        case wire.Finished(who=who) | wire.Left(who=who):
+            if current.member(who) is None:
+                return state, ()
+            return _lost(policy, state, who, Stage.FINISHED, "left its training loop", now_ms)
+        case RankGone(pid=pid, how=how):
+            for member in current.members:
+                if member.who.pid == pid and member.stage is not Stage.WRITTEN:
+                    return _lost(policy, state, member.who, Stage.GONE, how, now_ms)
+            return state, ()
+        case CommandExited(code=code):
+            for member in current.members:
+                state = rounds.lost(state, member.who, Stage.GONE, f"the command ended with status {code}")
+            return give_up(policy, state, f"the command ended with status {code} before the save was over", now_ms)
+        case (
+            wire.Hello()
+            | wire.Ack()
+            | wire.Arrived()
+            | wire.Saving()
+            | wire.Saved()
+            | SignalCame()
+            | Looked()
+            | Verified()
+            | Committed()
+            | Met()
+            | RequeueReturned()
+            | Tick()
+        ):
+            return state, ()
+
+
+def _lost(policy: Policy, state: State, who: wire.Who, stage: Stage, reason: str, now_ms: int) -> Result:
+    state = rounds.lost(state, who, stage, reason)
+    return give_up(policy, state, f"{ranks.describe_who(who)} {stage.value}: {reason}", now_ms)
+
+
+def command_over(policy: Policy, state: State, now_ms: int) -> Result:
+    """The command has ended and no round is running."""
+    code = state.code
+    assert code is not None
+    if state.notice is not None and not (code == 0 and not state.ranks):
+        ended = leaving.own_end(policy, state, code)
+        return ended or leaving.leave(policy, state, False, f"the command ended with status {code} before it could save", now_ms)
+    if code != 0 and state.restarts < policy.restarts:
+        restart = state.restarts + 1
+        state = dataclasses.replace(state, code=None, restarts=restart, round=None, next_save_ms=next_save_ms(policy, now_ms))
+        return state, (StartCommand(restart),)
+    return leaving.done(state, code, "training ended by itself" if code == 0 else f"training failed by itself with status {code}")
+
+
+def _nobody(state: State) -> str:
+    if not state.ranks:
+        return "no rank had attached yet"
+    if any(rank.finished for rank in state.ranks):
+        return "training had left its loop already"
+    return "no rank is left"
+
+
+def cause_word(state: State) -> str:
+    if state.notice is not None:
+        return state.notice.cause.value if state.notice.cause is not Cause.UNKNOWN else state.notice.name
+    assert state.round is not None
+    return state.round.kind.value
+
+
+def next_save_ms(policy: Policy, now_ms: int) -> int | None:
+    return None if policy.every_ms is None else now_ms + policy.every_ms

@@ -1,0 +1,160 @@
+"""What the loop asks of the disk: one function for each command of the machine, as plain data in and out.
+
+Owns the translation between the machine's words and the store's. Every function may block: they run in lanes, return results, and
+raise nothing that a disk can cause.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckpt_supervisor import store
+from ckpt_supervisor.config import Options
+from ckpt_supervisor.core.commands import Commit, Verify
+from ckpt_supervisor.core.events import CommitResult
+
+if TYPE_CHECKING:
+    from ckpt_supervisor.startup import Job
+
+LINES_MAX = 20
+"""Most checkpoints that are named as passed over."""
+
+Entries = tuple[store.FileEntry, ...]
+
+
+class Held(Exception):
+    """Another run that is alive uses the directory; the message says which."""
+
+
+def take(directory: Path, job: Job) -> int:
+    """Become the directory's holder; this start's epoch. Raises Held or OSError."""
+    try:
+        return store.take_epoch(directory, job.name, job.attempt, job.step_id).epoch
+    except store.HeldByOther as error:
+        raise Held(f"{error}; give each run a directory of its own") from error
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Resume:
+    """What the command resumes from (path "" for nothing), what to tell, and why it may not start ("" if it may)."""
+
+    path: str
+    step: int
+    lines: tuple[str, ...]
+    refusal: str = ""
+
+
+NOTHING = Resume("", -1, ())
+
+
+def has_checkpoints(directory: Path) -> bool:
+    """Whether there is anything to look through; a cheap look that decides nothing but whether a thread is needed."""
+    try:
+        return any(entry.name.startswith("step-") for entry in directory.iterdir())
+    except OSError:
+        return True
+
+
+def choose(options: Options, epoch: int, progress: Callable[[int, int], None] | None) -> Resume:
+    """The newest intact checkpoint, with a word for each newer one that is not. Only damaged ones: a refusal, not a start from zero."""
+    choice = store.newest_intact(options.dir, mode=options.verify, progress=progress)
+    lines = [
+        f"passed over {candidate.path.name}: {report.verdict.value}: {report.reason}"
+        for candidate, report in choice.passed_over[:LINES_MAX]
+    ]
+    if choice.unknown:
+        lines.append(f"could not look at everything: {choice.reason}")
+    if choice.chosen is not None:
+        if choice.chosen.manifest is not None and choice.chosen.manifest.verified == "structure":
+            # It has just been read in full: from now on it counts toward --keep.
+            problem = store.promote(options.dir, choice.chosen, epoch)
+            if problem:
+                lines.append(f"{choice.chosen.path.name} could not be marked as fully verified: {problem}")
+        return Resume(str(choice.chosen.path), choice.chosen.step, tuple(lines))
+    if options.allow_restart_from_scratch:
+        return Resume("", -1, tuple(lines))
+    if choice.unknown:
+        return Resume("", -1, tuple(lines), f"{options.dir} cannot be looked at, so nothing is started: {choice.reason}")
+    if choice.passed_over:
+        refusal = (
+            f"{options.dir} holds {len(choice.passed_over)} checkpoints and none is intact; to start from scratch all the same, "
+            "say --allow-restart-from-scratch"
+        )
+        return Resume("", -1, tuple(lines), refusal)
+    return Resume("", -1, tuple(lines))
+
+
+def check(command: Verify) -> tuple[str, int, Entries]:
+    """Verify a round's files: what is wrong ("" when intact), bytes read, and the manifest's entries."""
+    expected = tuple(store.Expected(file.path, file.size_bytes, file.xxh3_128, rank) for rank, file in command.files)
+    report, entries = store.check_files(command.partial, expected, mode="full" if command.full else "structure")
+    problem = "" if report.verdict is store.Verdict.INTACT else f"{report.verdict.value}: {report.reason}"
+    return problem, report.bytes_read, entries
+
+
+def commit(directory: Path, job: Job, epoch: int, command: Commit, entries: Entries, created_at: str) -> tuple[CommitResult, str]:
+    """Commit a verified round; the result and, where there is something to say, why."""
+    manifest = store.Manifest(
+        step=command.step,
+        world_size=max(1, command.world_size),
+        ranks=command.ranks,
+        job=job.name,
+        attempt=job.attempt,
+        epoch=epoch,
+        cause=command.cause,
+        created_at=created_at,
+        verified="full" if command.verified == "full" else "structure",
+        files=entries,
+    )
+    outcome = store.commit(directory, command.partial, manifest)
+    match outcome:
+        case store.Committed(put_aside=aside, latest_problem=problem):
+            said = [f"a damaged one of the same step was put aside as {aside.name}"] if aside is not None else []
+            said += [f"latest could not be replaced: {problem}"] if problem else []
+            return CommitResult.COMMITTED, "; ".join(said)
+        case store.AlreadyThere():
+            return CommitResult.ALREADY_THERE, "an intact checkpoint of this step was there and stays"
+        case store.Fenced(holder=holder):
+            return CommitResult.FENCED, f"held by {holder}" if holder is not None else ""
+        case store.CommitFailed(errno_name=name, reason=reason):
+            return CommitResult.FAILED, f"{name}: {reason}"
+
+
+def drop(directory: Path, partial: str) -> str:
+    """Remove the partial directory of a round that was given up; what went wrong, or ""."""
+    return store.discard(directory, partial)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pruned:
+    """Checkpoints that were removed, and what could not be."""
+
+    names: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+def prune(options: Options, resumed_step: int) -> Pruned:
+    """Remove what --keep does not keep, one after the other, each crash-safe."""
+    names: list[str] = []
+    problems: list[str] = []
+    try:
+        candidates = store.to_prune(store.scan(options.dir), options.keep, {resumed_step})
+    except OSError as error:
+        return Pruned((), (str(error),))
+    for candidate in candidates:
+        removed = store.remove(candidate)
+        names.append(candidate.path.name)
+        problems += removed.problems
+    return Pruned(tuple(names), tuple(problems))
+
+
+def sweep(options: Options, epoch: int) -> Pruned:
+    """Remove what earlier epochs left half done."""
+    try:
+        removed = store.sweep(options.dir, epoch)
+    except OSError as error:
+        return Pruned((), (str(error),))
+    return Pruned(removed.names, removed.problems)

@@ -1,0 +1,76 @@
+"""Before the command starts: which job this is, what its command line becomes, and what the environment shows to be wrong.
+
+Pure but for the host's name. Must not look at the disk or ask Slurm.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from collections.abc import Sequence
+
+from ckpt_supervisor.slurm import SlurmEnv
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Job:
+    """Which run this is: names for the journal, the manifest and the fence."""
+
+    name: str
+    attempt: int
+    step_id: str
+    task: int
+    slurm: SlurmEnv | None
+
+
+def job_of(slurm: SlurmEnv | None) -> Job:
+    """The job from Slurm's environment, else one named after this host."""
+    if slurm is None:
+        return Job(f"local-{socket.gethostname()}", 0, "local", 0, None)
+    return Job(slurm.requeue_id, slurm.restart_count, slurm.step_name, slurm.procid, slurm)
+
+
+def command_line(command: Sequence[str], resume_arg: str, path: str) -> list[str]:
+    """The command with the resume argument: appended, or put in the place of the user's own value, never there twice."""
+    words = list(command)
+    if not resume_arg or not path:
+        return words
+    for place, word in enumerate(words):
+        if word == resume_arg and place + 1 < len(words):
+            return [*words[: place + 1], path, *words[place + 2 :]]
+        if word.startswith(f"{resume_arg}="):
+            return [*words[:place], f"{resume_arg}={path}", *words[place + 1 :]]
+    return [*words, resume_arg, path]
+
+
+def warnings(job: Job, scontrol_found: bool) -> list[str]:
+    """What the environment alone shows to be wrong, with what to do about it."""
+    slurm = job.slurm
+    if slurm is None:
+        return []
+    lines = []
+    if not slurm.under_srun:
+        lines.append(
+            "not started by srun: Slurm sends its notices to steps only, so none will arrive here; write "
+            "`srun ckpt-supervise -- ...` in the job script. Only the watch on the job's end time can save before the limit"
+        )
+    if not scontrol_found:
+        lines.append(
+            "scontrol was not found: causes and deadlines cannot be asked, and the job cannot be requeued from here; "
+            "put Slurm's client tools on PATH, or use --requeue exit:N where the site has RequeueExit"
+        )
+    return lines
+
+
+def job_warnings(requeue: bool, batch: bool, wants_requeue: bool) -> list[str]:
+    """What the first look at the job shows to be wrong."""
+    if not wants_requeue:
+        return []
+    if not batch:
+        return ["this is no batch job, so Slurm cannot requeue it: after an interruption start the command again by hand"]
+    if not requeue:
+        return [
+            "this job may not be requeued (Requeue=0): a preemption ends it at once, without its grace, and it does not come "
+            "back by itself; submit it with --requeue"
+        ]
+    return []

@@ -1,0 +1,211 @@
+"""Making a checked partial directory a checkpoint, in one step that a crash cannot split.
+
+Owns the order of a commit: fsync of every file, manifest, fsync of the directories, the fence, rename, fsync of DIR,
+and only then `latest`. Must not check content (verify.py has) nor delete a checkpoint. What the environment does is a
+value, never an exception: a full disk at this point is an outcome that the coordinator names.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+from pathlib import Path
+
+import msgspec
+
+from ckpt_supervisor.store.durable import delete, move_aside, sync_directory, sync_file, write_file
+from ckpt_supervisor.store.fence import Holder, check_epoch, read_holder
+from ckpt_supervisor.store.layout import (
+    LATEST,
+    LATEST_NEW,
+    MANIFEST,
+    damaged_name,
+    parse_partial,
+    partial_name,
+    step_name,
+    trash_name,
+)
+from ckpt_supervisor.store.look import list_tree
+from ckpt_supervisor.store.manifest import Manifest, encode_manifest
+from ckpt_supervisor.store.scan import Candidate
+from ckpt_supervisor.store.verdict import Verdict
+from ckpt_supervisor.store.verify import Expected, check_files, verify_checkpoint
+
+RACES_MAX = 3
+"""How often somebody else may take the name between our look and our rename before we give up."""
+
+
+class Committed(msgspec.Struct, frozen=True):
+    """It is on the disk under its name. `put_aside`: where a damaged one of the same step went. `latest_problem`: "" if
+    none.
+    """
+
+    path: Path
+    put_aside: Path | None
+    latest_problem: str
+
+
+class AlreadyThere(msgspec.Struct, frozen=True):
+    """An intact checkpoint of this step was there and stays; the new one is dropped (`drop_problem`: why not)."""
+
+    path: Path
+    drop_problem: str
+
+
+class Fenced(msgspec.Struct, frozen=True):
+    """Somebody else holds the directory now; nothing was changed."""
+
+    holder: Holder | None
+
+
+class CommitFailed(msgspec.Struct, frozen=True):
+    """It did not work; the partial directory is left to the sweep. `errno_name` as in errno(3), such as ENOSPC."""
+
+    errno_name: str
+    reason: str
+
+
+Outcome = Committed | AlreadyThere | Fenced | CommitFailed
+
+
+def make_partial(root: str | os.PathLike[str], step: int, epoch: int, round_: int) -> Path:
+    """A new, empty directory for the ranks to write to. Raises OSError; never takes one that is there."""
+    path = Path(root) / partial_name(step, epoch, round_)
+    path.mkdir()
+    return path
+
+
+def discard(root: str | os.PathLike[str], partial: str | os.PathLike[str]) -> str:
+    """Remove a partial directory whose round has failed; what went wrong, "" if nothing."""
+    named = parse_partial(Path(partial).name)
+    if named is None:
+        return f"{Path(partial).name} is not a partial checkpoint"
+    step, epoch, _ = named
+    try:
+        delete(move_aside(Path(root) / Path(partial).name, Path(root), functools.partial(trash_name, step, epoch)))
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def commit(
+    root: str | os.PathLike[str], partial: str | os.PathLike[str], manifest: Manifest, sync_files: bool = True
+) -> Outcome:
+    """Commit `root`/`partial` as this manifest's step. `sync_files=False` when whoever wrote them has synced them."""
+    directory = Path(root)
+    source = directory / Path(partial).name
+    named = parse_partial(source.name)
+    if named is None or named[:2] != (manifest.step, manifest.epoch):
+        return CommitFailed("EINVAL", f"{source.name} is not a partial of step {manifest.step}, epoch {manifest.epoch}")
+    try:
+        data = encode_manifest(manifest)
+    except ValueError as error:
+        return CommitFailed("EINVAL", f"the manifest would not be readable: {error}")
+    try:
+        for _ in range(RACES_MAX):
+            outcome = _commit_once(directory, source, manifest, data, sync_files)
+            if outcome is not None:
+                return outcome
+    except OSError as error:
+        return CommitFailed(errno.errorcode.get(error.errno or 0, "EIO"), str(error))
+    return CommitFailed("EEXIST", f"{step_name(manifest.step)} was taken by somebody else {RACES_MAX} times")
+
+
+def point_latest(root: str | os.PathLike[str], name: str) -> str:
+    """Make DIR/latest name this checkpoint, in one step; what went wrong, "" if nothing (a file system may have no
+    links).
+    """
+    fresh = Path(root) / LATEST_NEW
+    try:
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(name)
+        fresh.rename(Path(root) / LATEST)
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def promote(root: str | os.PathLike[str], candidate: Candidate, epoch: int, threads: int = 2) -> str:
+    """Read a checkpoint that was committed on its structure alone, and record that it is whole; what went wrong, "" if
+    nothing.
+
+    The new manifest replaces the old one in one step. Its temporary name is one that the sweep removes.
+    """
+    manifest = candidate.manifest
+    if manifest is None:
+        return f"{candidate.path.name} has no manifest"
+    wanted = [Expected(file.path, file.bytes, file.xxh3_128, file.rank) for file in manifest.files]
+    report, entries = check_files(candidate.path, wanted, "full", threads)
+    if report.verdict is not Verdict.INTACT:
+        return report.reason
+    fresh = Path(root) / trash_name(manifest.step, epoch, os.getpid())
+    try:
+        if not check_epoch(root, epoch):
+            return "another coordinator holds the directory"
+        write_file(fresh, encode_manifest(msgspec.structs.replace(manifest, verified="full", files=entries)))
+        fresh.rename(candidate.path / MANIFEST)
+        sync_directory(candidate.path)
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _commit_once(directory: Path, source: Path, manifest: Manifest, data: bytes, sync_files: bool) -> Outcome | None:
+    """One try; None if the name was taken under our hands."""
+    target = directory / step_name(manifest.step)
+    if not check_epoch(directory, manifest.epoch):
+        return Fenced(read_holder(directory))
+    is_taken = os.path.lexists(target)
+    if is_taken:
+        report = verify_checkpoint(target)
+        if report.verdict is Verdict.INTACT:
+            return AlreadyThere(target, discard(directory, source))
+        if report.verdict is Verdict.UNKNOWN:  # it may be whole: neither replaced nor taken for whole
+            return CommitFailed("EIO", f"{target.name} exists and cannot be looked at: {report.reason}")
+    changed = _seal(source, manifest, data, sync_files)
+    if changed:
+        return CommitFailed("EBUSY", f"{changed} has changed since it was checked")
+    return _take_name(directory, source, target, manifest, replaces=is_taken)
+
+
+def _take_name(directory: Path, source: Path, target: Path, manifest: Manifest, replaces: bool) -> Outcome | None:
+    """The instant of the commit. A damaged one is moved aside first: a crash in between loses nothing good."""
+    if not check_epoch(directory, manifest.epoch):
+        return Fenced(read_holder(directory))
+    put_aside = None
+    if replaces:
+        put_aside = move_aside(target, directory, functools.partial(damaged_name, manifest.step, manifest.epoch))
+    if not _rename_unless_taken(source, target):
+        return None
+    sync_directory(directory)
+    return Committed(target, put_aside, point_latest(directory, target.name))
+
+
+def _rename_unless_taken(source: Path, target: Path) -> bool:
+    """Whether the name was free (an empty directory counts as free: rename(2))."""
+    try:
+        source.rename(target)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            return False
+        raise
+    return True
+
+
+def _seal(source: Path, manifest: Manifest, data: bytes, sync_files: bool) -> str:
+    """Put files, manifest and directories on the disk. The name of a file that is not as it was checked, "" if none."""
+    tree = list_tree(source, skip=MANIFEST)
+    sizes = {file.path: file.bytes for file in manifest.files}
+    changed = [path for path, _ in tree.refused]
+    changed += sorted(path for path in {*sizes, *tree.files} if sizes.get(path) != tree.files.get(path))
+    if sync_files and not changed:
+        changed = [path for path, size in sizes.items() if sync_file(source / path).st_size != size]
+    if changed:
+        return changed[0]
+    write_file(source / MANIFEST, data)
+    for below in reversed(tree.directories):
+        sync_directory(source / below)
+    return ""

@@ -1,0 +1,126 @@
+"""The socket to the ranks on this node: a ROUTER on an ipc path that only this user can reach.
+
+Owns the socket, its directory, and who may be believed: a peer's name is its pid, and a word that claims another one is garbage.
+Garbage is counted, dropped and told once per peer; nothing that arrives here can raise past this module.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import zmq
+from ckpt_client import wire
+
+PATH_BYTES_MAX = 107
+"""A Unix socket's path has to fit into sun_path with its NUL (unix(7): 108 bytes)."""
+
+WORDS_PER_TURN_MAX = 1_000
+"""Most words taken in one turn of the loop, so that signals are never kept waiting by a flood."""
+
+GARBAGE_PEERS_MAX = 1_000
+"""Most peers whose garbage is told about."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Garbage:
+    """A frame that is not a word. `first`: nothing was told about this peer yet."""
+
+    peer: str
+    reason: str
+    first: bool
+
+
+class NoPlace(Exception):
+    """No directory could hold the socket; the message names those that were tried."""
+
+
+class Transport:
+    """Use with `with`; the constructor opens nothing."""
+
+    def __init__(self, places: Sequence[str]) -> None:
+        self._places = places
+        self._garbled: set[str] = set()
+        self.garbage_count = 0
+        self.endpoint = ""
+
+    def __enter__(self) -> Transport:
+        self._directory = _private_directory(self._places)
+        path = self._directory / "s"
+        self.endpoint = f"ipc://{path}"
+        self._context = zmq.Context(io_threads=1)
+        self.socket = self._context.socket(zmq.ROUTER)
+        self.socket.set(zmq.LINGER, 0)
+        self.socket.set(zmq.MAXMSGSIZE, wire.FRAME_BYTES_MAX)
+        self.socket.set(zmq.ROUTER_HANDOVER, 1)
+        self.socket.bind(self.endpoint)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.socket.close(linger=0)
+        self._context.destroy(linger=0)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def send(self, pid: int, word: wire.ToRank) -> None:
+        """Send one word; a rank that is not connected misses it, as every word may be lost."""
+        try:
+            self.socket.send_multipart([str(pid).encode(), wire.encode(word)], flags=zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return
+
+    def receive(self) -> Iterator[wire.FromRank | Garbage]:
+        """The words that are here, at most WORDS_PER_TURN_MAX of them."""
+        for _ in range(WORDS_PER_TURN_MAX):
+            try:
+                frames = self.socket.recv_multipart(flags=zmq.NOBLOCK)
+            except zmq.ZMQError:
+                return
+            peer = frames[0][:32].decode(errors="replace")
+            try:
+                if len(frames) != 2:
+                    raise wire.DecodeError(f"{len(frames)} frames instead of 2")
+                word = wire.decode_from_rank(frames[1])
+                if str(word.who.pid) != peer:
+                    raise wire.DecodeError(f"claims to be process {word.who.pid}")
+            except wire.DecodeError as error:
+                self.garbage_count += 1
+                first = peer not in self._garbled and len(self._garbled) < GARBAGE_PEERS_MAX
+                if first:
+                    self._garbled.add(peer)
+                yield Garbage(peer, str(error), first)
+                continue
+            yield word
+
+
+def _private_directory(places: Sequence[str]) -> Path:
+    """A new 0700 directory in the first place where the socket's path is short enough and the file system takes it."""
+    tried = []
+    for place in places:
+        if not place:
+            continue
+        try:
+            directory = Path(tempfile.mkdtemp(prefix="ckpt-", dir=place))
+        except OSError as error:
+            tried.append(f"{place} ({error.strerror})")
+            continue
+        if len(os.fsencode(directory / "s")) <= PATH_BYTES_MAX and _takes_files(directory):
+            return directory
+        tried.append(f"{place} (path longer than {PATH_BYTES_MAX} bytes, or full)")
+        shutil.rmtree(directory, ignore_errors=True)
+    raise NoPlace(f"no place for the socket: {', '.join(tried)}; set TMPDIR to a short path on a local disk")
+
+
+def _takes_files(directory: Path) -> bool:
+    """Whether a name can still be made here (a full file system may have made the directory, but no more inodes)."""
+    probe = directory / "s"
+    try:
+        probe.touch()
+        probe.unlink()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,150 @@
+"""`ckptctl log`: the journals of a directory as readable lines, merged by time.
+
+Owns selection and wording of lines. Reads files line by line with bounds; a damaged line is counted, never fatal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+LINE_BYTES_MAX = 1_000_000
+FILES_MAX = 100_000
+
+LEVELS = ("debug", "info", "warning", "error")
+_STAMPS = frozenset({"ts", "mono_ms", "event", "level", "job", "attempt", "step_id", "epoch", "task", "host", "pid", "v"})
+_COLOURS = {"warning": "\x1b[33m", "error": "\x1b[31m", "debug": "\x1b[2m"}
+_AGO = re.compile(r"(\d+)\s*(s|m|h|d)")
+_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which lines to show; None or "" for all."""
+
+    job: str = ""
+    attempt: int | None = None
+    rank: int | None = None
+    round: int | None = None
+    event: tuple[str, ...] = ()
+    level: str = "info"
+    since: datetime | None = None
+    until: datetime | None = None
+    grep: str = ""
+
+    def takes(self, line: dict[str, Any]) -> bool:
+        """Whether this line is wanted."""
+        if LEVELS.index(self.level) > _level(line):
+            return False
+        if self.job and line.get("job") != self.job:
+            return False
+        if self.event and line.get("event") not in self.event:
+            return False
+        for key, value in (("attempt", self.attempt), ("rank", self.rank), ("round", self.round)):
+            if value is not None and line.get(key) != value:
+                return False
+        stamp = moment(str(line.get("ts", "")))
+        if (self.since and (stamp is None or stamp < self.since)) or (self.until and (stamp is None or stamp > self.until)):
+            return False
+        return not self.grep or self.grep.lower() in readable(line).lower()
+
+
+def read_time(text: str, now: datetime) -> datetime:
+    """An instant: RFC 3339 (UTC when nothing else is said), or how long ago (`30m`, `2h`). Raises ValueError."""
+    ago = _AGO.fullmatch(text.strip())
+    if ago:
+        return now - timedelta(seconds=int(ago[1]) * _SECONDS[ago[2]])
+    stamp = moment(text)
+    if stamp is None:
+        raise ValueError(f"{text!r} is neither a time such as 2026-01-31T12:00:00 nor an age such as 30m")
+    return stamp
+
+
+def moment(text: str) -> datetime | None:
+    """An RFC 3339 text as an instant, None if it is none."""
+    try:
+        stamp = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    return stamp if stamp.tzinfo is not None else stamp.replace(tzinfo=timezone.utc)
+
+
+def journals(directory: Path) -> list[Path]:
+    """The journal files of a checkpoint directory. Raises OSError when they cannot be looked at."""
+    place = directory / "journal"
+    return sorted(path for path in place.iterdir() if path.suffix == ".jsonl")[:FILES_MAX]
+
+
+@dataclasses.dataclass(slots=True)
+class Tail:
+    """A journal file that is read on as it grows. `damaged` counts lines that could not be read."""
+
+    path: Path
+    offset: int = 0
+    damaged: int = 0
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """The whole lines that are new; a line without its end waits for the next call."""
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            while True:
+                raw = file.readline(LINE_BYTES_MAX)
+                if not raw:
+                    return
+                if not raw.endswith(b"\n") and len(raw) < LINE_BYTES_MAX:
+                    return  # Torn, or still being written.
+                self.offset += len(raw)
+                line = parse(raw)
+                if line is None:
+                    self.damaged += 1
+                else:
+                    yield line
+
+
+def parse(raw: bytes) -> dict[str, Any] | None:
+    """One line of a journal, None if it is damaged."""
+    try:
+        line = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    return line if isinstance(line, dict) and "event" in line else None
+
+
+def merged(tails: Iterable[Tail]) -> list[dict[str, Any]]:
+    """The new lines of several files, in order of time."""
+    lines = [line for tail in tails for line in tail.lines()]
+    return sorted(lines, key=lambda line: (str(line.get("ts", "")), _number(line.get("mono_ms"))))
+
+
+def readable(line: dict[str, Any], colour: bool = False) -> str:
+    """One line for people: time, job and attempt, what happened, and its numbers."""
+    stamp = moment(str(line.get("ts", "")))
+    when = stamp.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] if stamp else "?"
+    who = f"{line.get('job', '?')}/{line.get('attempt', '?')}"
+    details = " ".join(f"{key}={_value(value)}" for key, value in line.items() if key not in _STAMPS)
+    text = f"{when}  {who}  {str(line.get('event', '?')).replace('_', ' '):<18} {details}".rstrip()
+    tint = _COLOURS.get(str(line.get("level")), "") if colour else ""
+    return f"{tint}{text}\x1b[0m" if tint else text
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, str):
+        shown = value.encode("unicode_escape").decode() if any(ord(letter) < ord(" ") for letter in value) else value
+        return json.dumps(shown) if " " in shown or not shown else shown
+    if isinstance(value, dict | list):
+        return json.dumps(value, separators=(",", ":"))
+    return "-" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _level(line: dict[str, Any]) -> int:
+    level = line.get("level")
+    return LEVELS.index(level) if level in LEVELS else LEVELS.index("info")
+
+
+def _number(value: Any) -> float:
+    return value if isinstance(value, int | float) else 0

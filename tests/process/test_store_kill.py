@@ -1,0 +1,165 @@
+"""SIGKILL at random moments of saving, committing and pruning: the newest committed checkpoint is always found whole.
+
+The file is also the program that is killed: `python test_store_kill.py DIR LEDGER` forks one saver for each line that
+it reads, so that a round costs milliseconds and not the start of an interpreter. A saver works the way a coordinator
+does: takes the epoch, sweeps, picks the newest intact one, and then saves, commits and prunes in a loop. What it has
+committed it writes to the ledger only after `commit` has said so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ckpt_supervisor.store import (
+    Committed,
+    Expected,
+    Manifest,
+    Verdict,
+    check_files,
+    commit,
+    make_partial,
+    newest_intact,
+    parse_damaged,
+    parse_partial,
+    parse_trash,
+    remove,
+    scan,
+    sweep,
+    take_epoch,
+    to_prune,
+    verify_checkpoint,
+)
+
+KILLS = 200
+KEEP = 2
+FILES = 4
+MOMENTS_S = 0.06
+"""A saver takes about 10 ms for one turn here; it is killed within its first few."""
+
+
+def content(step: int, part: int) -> bytes:
+    """The bytes of one file: another step's have the same length and are different."""
+    return b"%012d %d " % (step, part) * (500 * (part + 1))
+
+
+def save_on(root: Path, ledger: int) -> None:
+    """One attempt, until it is killed."""
+    epoch = take_epoch(root, "1", os.getpid(), "0").epoch
+    sweep(root, epoch)
+    chosen = newest_intact(root).chosen
+    step = first = 0 if chosen is None else chosen.step
+    while True:
+        step += 1
+        partial = make_partial(root, step, epoch, step)
+        for part in range(FILES):
+            (partial / f"part-{part}").write_bytes(content(step, part))
+        words = [Expected(f"part-{part}", len(content(step, part)), "", part) for part in range(FILES)]
+        report, entries = check_files(partial, words)
+        assert report.verdict is Verdict.INTACT, report
+        manifest = Manifest(
+            step=step, world_size=FILES, ranks=tuple(range(FILES)), job="1", attempt=0, epoch=epoch, cause="periodic",
+            created_at="", verified="full", files=entries,
+        )  # fmt: skip
+        outcome = commit(root, partial, manifest)
+        assert isinstance(outcome, Committed), outcome
+        os.write(ledger, b"%d\n" % step)
+        for old in to_prune(scan(root), KEEP, (first,)):
+            removed = remove(old)
+            assert not removed.problems, removed
+
+
+def serve(root: Path, ledger_path: Path) -> None:
+    """Fork a saver for each line; say its pid, and "ended" when it is gone."""
+    ledger = os.open(ledger_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    while sys.stdin.readline():
+        pid = os.fork()
+        if pid == 0:
+            save_on(root, ledger)
+        print(pid, flush=True)
+        _, status = os.waitpid(pid, 0)
+        print("ended", os.waitstatus_to_exitcode(status), flush=True)
+
+
+@contextlib.contextmanager
+def forking(root: Path, ledger: Path) -> Iterator[subprocess.Popen[str]]:
+    """The process that forks savers."""
+    command = [sys.executable, __file__, str(root), str(ledger)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def run_and_kill(server: subprocess.Popen[str], after_s: float) -> None:
+    """Start one saver and kill it after that time; it must not have ended by itself."""
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.write("go\n")
+    pid = int(server.stdout.readline())
+    ended_by_itself, _, _ = select.select([server.stdout], [], [], after_s)
+    assert not ended_by_itself, "the saver met an error of its own, see its output"
+    os.kill(pid, signal.SIGKILL)
+    assert server.stdout.readline() == f"ended {-signal.SIGKILL}\n"
+
+
+def check(root: Path, committed: set[int], newest: int) -> int:
+    """What must hold after any kill. `committed`: by the ledger so far; `newest`: the highest. Gives the one chosen."""
+    choice = newest_intact(root)
+    if choice.chosen is None:
+        assert not committed
+        return 0
+    assert choice.passed_over == (), "a committed one was refused"
+    step = choice.chosen.step
+    assert step in (newest, newest + 1), "neither the last committed one nor the one being committed"
+    for part in range(FILES):
+        assert (choice.chosen.path / f"part-{part}").read_bytes() == content(step, part)
+    whole = [candidate.step for candidate in scan(root) if verify_checkpoint(candidate.path).verdict is Verdict.INTACT]
+    assert len(whole) == len(scan(root)), "a damaged one under a committed name"
+    assert len(whole) >= min(KEEP, len(committed)), "fewer whole ones than are kept"
+    hidden = [path.name for path in root.iterdir() if path.name.startswith(".")]
+    assert not [name for name in hidden if parse_damaged(name) is not None]
+    leftovers = [name for name in hidden if parse_partial(name) is not None or parse_trash(name) is not None]
+    assert len(leftovers) <= 3, f"what a kill leaves is not swept: {leftovers}"
+    assert len(whole) <= KEEP + 3
+    return step
+
+
+def test_a_kill_at_any_moment_leaves_the_newest_committed_one(tmp_path: Path) -> None:
+    """After each of 200 kills the newest committed one is whole and chosen, and no partial one is (issue row 13)."""
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    moments = random.Random(seed)  # noqa: S311
+    root, ledger = tmp_path / "checkpoints", tmp_path / "ledger"
+    root.mkdir()
+    ledger.touch()
+    seen = {"a partial": 0, "trash": 0, "unsaid": 0}
+    began = time.monotonic()
+    with forking(root, ledger) as server:
+        for _ in range(KILLS):
+            run_and_kill(server, moments.uniform(0, MOMENTS_S))
+            committed = {int(line) for line in ledger.read_text().split()}
+            newest = max(committed, default=0)
+            chosen = check(root, committed, newest)
+            names = [path.name for path in root.iterdir()]
+            seen["a partial"] += any(parse_partial(name) is not None for name in names)
+            seen["trash"] += any(parse_trash(name) is not None for name in names)
+            seen["unsaid"] += chosen > newest
+            if chosen > newest:  # committed, and killed before it could say so: from now on it counts
+                with ledger.open("a") as file:
+                    file.write(f"{chosen}\n")
+    print(f"{KILLS} kills, {newest} checkpoints, {time.monotonic() - began:.1f} s, left behind: {seen}")
+    assert newest > KILLS / 4, "the savers were killed before they could do anything"
+    assert seen["a partial"] > KILLS / 10, "no save was ever interrupted"
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,114 @@
+"""The simulated command: `python`, or a torchrun that starts its workers again, with the ranks below it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from tests.sim.trainer import Gate, Process
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+ELASTIC_RESTARTS = 1
+RESTARTS_APART = 10_000
+
+
+class Command:
+    """All processes that the supervisor started."""
+
+    def __init__(self, world: World, restart: int, resume_step: int) -> None:
+        self.world = world
+        self.options = world.options
+        self.restart = restart
+        self.resume_step = resume_step
+        self.elastic = 0
+        self.code: int | None = None
+        self.processes: list[Process] = []
+        self.everybody: list[Process] = []
+        self.gates: dict[Any, Gate] = defaultdict(Gate)
+        self._start()
+
+    def _start(self) -> None:
+        self.gates.clear()
+        generation = self.restart * RESTARTS_APART + self.elastic
+        self.processes = [
+            Process(self.world, self, rank, generation, self._hooked(rank)) for rank in range(self.options.ranks)
+        ]
+        self.everybody += self.processes
+
+    def _hooked(self, rank: int) -> bool:
+        if self.options.has("alone"):
+            return rank == 0
+        return not (self.options.has("missing_rank") and rank == self.options.ranks - 1)
+
+    def late_ms(self, rank: int) -> int:
+        """How much later than the others this rank attaches."""
+        if self.options.has("late_rank") and rank == self.options.ranks - 1:
+            return self.world.rng.choice((500, 3_000, 12_000))
+        return 0
+
+    def gate(self, key: Any) -> Gate:
+        """The collective of this name."""
+        return self.gates[key]
+
+    # --- ends -------------------------------------------------------------------------------------------------------
+
+    def ended(self, process: Process, code: int) -> None:
+        """A process has ended by itself."""
+        self._bury(process, code)
+        if code:
+            self._failed(code)
+        elif not any(other.alive for other in self.processes):
+            self._exit(0)
+
+    def crash(self, process: Process, code: int) -> None:
+        """A process is killed."""
+        if process.alive and self.code is None:
+            self._bury(process, code)
+            self._failed(code)
+
+    def fail(self, code: int) -> None:
+        """The command ends, whatever its processes do."""
+        if self.code is None:
+            for process in self.processes:
+                if process.alive:
+                    self._bury(process, code)
+            self._exit(code)
+
+    def kill(self) -> None:
+        """EndCommand: SIGKILL of everything."""
+        if self.options.has("unkillable"):
+            self.world.at(30_000, self.fail, 137)
+        else:
+            self.world.at(self.world.rng.choice((1, 20, 60)), self.fail, 137)
+
+    def _bury(self, process: Process, code: int) -> None:
+        process.alive = False
+        self.world.at(self.world.rng.randrange(4), self.world.supervisor.rank_gone, process.who.pid, f"exit {code}")
+
+    def _failed(self, code: int) -> None:
+        """torchrun ends the others when one fails, and may start them all again; a shell would end at once."""
+        if self.code is not None:
+            return
+        delay_ms = self.world.rng.choice((0, 300, 3_000)) if self.options.ranks > 1 else 0
+        self.world.at(delay_ms, self._after_failure, (code, self.elastic))
+
+    def _after_failure(self, arguments: tuple[int, int]) -> None:
+        code, elastic = arguments
+        if self.code is not None or elastic != self.elastic:
+            return
+        for process in self.processes:
+            if process.alive:
+                self._bury(process, 143)
+        leaving = any(process.left_n is not None for process in self.processes)
+        if self.options.has("elastic") and self.elastic < ELASTIC_RESTARTS and not leaving:
+            self.elastic += 1
+            self.resume_step = self.world.supervisor.resume_step()
+            self._start()
+        else:
+            self._exit(code)
+
+    def _exit(self, code: int) -> None:
+        self.code = code
+        self.world.at(self.world.rng.randrange(5), self.world.supervisor.command_exited, (self, code))

@@ -1,0 +1,153 @@
+"""What one run of the simulator is drawn to be: its size, its times, its story and its faults. Printed with the seed.
+
+Three modes. `calm` has no fault at all and `lossy` only a bad network that heals before the notice: both must end well.
+`swarm` turns on a random subset of all faults: there only safety is demanded, and liveness of whoever was left unharmed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+NET = ("loss", "repeat", "delay", "reorder", "partition")
+RANK = ("crash", "stop", "hang", "slow_rank", "late_rank", "missing_rank", "alone", "ends_early", "elastic", "torn_exit")
+SAVE = ("slow_save", "hung_save", "save_raises", "full_disk", "short", "corrupt", "missing_file")
+STORE = ("verify_slow", "verify_hang", "commit_slow", "commit_hang", "commit_fails", "fenced", "there_already")
+LOOK = ("look_early", "look_slow", "look_fails", "cannot_look")
+REQUEUE = ("refused", "no_batch", "requeue_hangs", "requeue_lost", "requeue_fails", "away", "frozen", "late_term", "others")
+SIGNALS = ("storm", "then_scancel", "then_requeue", "then_limit", "then_save", "early_notice", "second_preempt")
+COMMAND = ("exits", "ignores_leave", "slow_exit", "unkillable", "exit_code", "in_place")
+FAULTS = NET + RANK + SAVE + STORE + LOOK + REQUEUE + SIGNALS + COMMAND
+
+STORIES = (
+    "preempt",
+    "preempt",
+    "preempt",
+    "preempt0",
+    "preempt_usr1",
+    "preempt_cancel",
+    "warning",
+    "limit",
+    "watch",
+    "scancel",
+    "requeued",
+    "rehearse",
+    "save",
+    "step_limit",
+    "term",
+    "node_failure",
+    "local_term",
+    "local_int",
+    "none",
+)
+LOCAL = ("local_term", "local_int")
+
+ENDLESS = 1_000_000
+
+
+@dataclasses.dataclass(slots=True)
+class Options:
+    """One run, as drawn."""
+
+    seed: int
+    mode: str
+    story: str
+    faults: frozenset[str]
+    ranks: int
+    steps: int
+    step_ms: int
+    collective: bool
+    gap_ms: int
+    phase_every: int
+    phase_alone: bool
+    safe_points: int
+    resume_step: int
+    start_ms: int
+    every_steps: int
+    every_ms: int | None
+    save_ms: int
+    verify_ms: int
+    commit_ms: int
+    kill_wait_ms: int
+    grace_ms: int
+    story_ms: int
+    save_timeout_ms: int
+    requeue: str
+    restarts: int
+    start_restarts: int
+    sharded: bool
+    end_ms: int | None
+    loss_percent: int
+    heals_ms: int
+    pure: bool
+
+    def has(self, fault: str) -> bool:
+        """Whether this fault is turned on in this run."""
+        return fault in self.faults
+
+    def text(self) -> str:
+        """All of it on one line."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        fields["faults"] = ",".join(sorted(self.faults)) or "none"
+        return " ".join(f"{name}={value}" for name, value in fields.items())
+
+
+def draw(seed: int, rng: random.Random, ranks_max: int = 16) -> Options:
+    """The options of this seed."""
+    mode = rng.choice(("calm", "lossy", "swarm", "swarm", "swarm", "swarm"))
+    faults: frozenset[str] = frozenset()
+    if mode == "swarm":
+        density = rng.choice((0.04, 0.08, 0.2))
+        faults = frozenset(name for name in FAULTS if rng.random() < density)
+    elif mode == "lossy":
+        faults = frozenset(name for name in NET if rng.random() < 0.5)
+    ranks = min(ranks_max, rng.choice((1, 1, 2, 2, 2, 3, 4, 8, 16)))
+    endless = mode != "swarm" or rng.random() < 0.6
+    step_ms = rng.choice((20, 100, 250, 800))
+    story = rng.choice(STORIES)
+    story_ms = rng.choice((300, 1_500, 3_000, 6_000)) + rng.randrange(1_000)
+    ends = story in ("none", "save", "rehearse")
+    steps = ENDLESS if endless and not ends else max(1, (story_ms + rng.randrange(6_000)) // step_ms)
+    kill_wait_ms = rng.choice((6_000, 10_000, 30_000))
+    return Options(
+        seed=seed,
+        mode=mode,
+        story=story,
+        faults=faults,
+        ranks=ranks,
+        steps=steps,
+        step_ms=step_ms,
+        collective=ranks > 1 and rng.random() < 0.6,
+        gap_ms=rng.choice((0, 0, 2, step_ms // 2)),
+        phase_every=rng.choice((0, 0, 0, 3, 7)),
+        phase_alone=rng.random() < 0.4,
+        safe_points=rng.randrange(1, 5),
+        resume_step=rng.choice((-1, -1, 1, 40)),
+        start_ms=rng.choice((0, 20, 200)),
+        every_steps=rng.choice((0, 0, 1, 3, 10)),
+        every_ms=rng.choice((None, None, 700, 3_000)),
+        save_ms=rng.choice((5, 50, 400, 1_500)),
+        verify_ms=rng.choice((5, 50, 400)),
+        commit_ms=rng.choice((5, 50, 200)),
+        kill_wait_ms=kill_wait_ms,
+        grace_ms=rng.choice((5_000, 15_000, 40_000)),
+        story_ms=story_ms,
+        save_timeout_ms=rng.choice((20_000, 45_000)),
+        requeue=rng.choice(("auto", "auto", "auto", "auto", "never", "exit")),
+        restarts=rng.choice((0, 0, 2)) if "in_place" in faults else 0,
+        start_restarts=rng.choice((0, 0, 3)),
+        sharded=rng.random() < 0.2,
+        end_ms=_end_ms(story, story_ms, kill_wait_ms, rng),
+        loss_percent=rng.choice((2, 10, 30)) if "loss" in faults else 0,
+        heals_ms=story_ms if mode == "lossy" else 1_000_000_000,
+        pure=seed % 8 == 0,
+    )
+
+
+def _end_ms(story: str, story_ms: int, kill_wait_ms: int, rng: random.Random) -> int | None:
+    """The end of the job's time, as Slurm sees it at the start."""
+    if story == "limit":
+        return story_ms
+    if story in ("warning", "watch"):
+        return story_ms + rng.choice((4_000, 15_000, 60_000))
+    return rng.choice((None, 3_600_000, 3_600_000, story_ms + 5_000 + kill_wait_ms))

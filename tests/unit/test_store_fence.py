@@ -1,0 +1,165 @@
+"""One holder of a directory at a time, and no epoch twice."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from ckpt_supervisor.store import HeldByOther, Holder, check_epoch, is_alive, partial_name, read_holder, take_epoch
+from ckpt_supervisor.store.fence import started_at
+
+CHILD = (
+    "import sys\n"
+    "from ckpt_supervisor.store import HeldByOther, take_epoch\n"
+    "directory, job, attempt, step = sys.argv[1:]\n"
+    "sys.stdin.readline() if job.startswith('race') else None\n"
+    "try: print(take_epoch(directory, job, int(attempt), step).epoch, flush=True)\n"
+    "except HeldByOther as error: print('held by', error.holder.job, flush=True)\n"
+    "sys.stdin.readline()\n"
+)
+
+
+@contextmanager
+def other(root: Path, job: str, attempt: int, step: str) -> Iterator[subprocess.Popen[str]]:
+    """Another live process that takes the directory and prints its epoch."""
+    command = [sys.executable, "-c", CHILD, str(root), job, str(attempt), step]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    """Its next line (the test's own time limit is the bound)."""
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_each_start_takes_the_next_epoch(tmp_path: Path) -> None:
+    """Epochs rise by one, the holder on the disk is the last, and only its epoch passes the check."""
+    assert read_holder(tmp_path) is None
+    assert not check_epoch(tmp_path, 0)
+    first = take_epoch(tmp_path, "77_3", 0, "0")
+    assert (first.epoch, first.job, first.attempt, first.step_id) == (1, "77_3", 0, "0")
+    assert (first.host, first.pid) == (os.uname().nodename, os.getpid())
+    assert first.pid_started == started_at(os.getpid())
+    assert read_holder(tmp_path) == first
+    assert check_epoch(tmp_path, 1)
+    assert take_epoch(tmp_path, "77_3", 1, "0").epoch == 2
+    assert [check_epoch(tmp_path, epoch) for epoch in (0, 1, 2, 3)] == [False, False, True, False]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".attempt-000000002", "attempt"]
+    keys = msgspec.json.decode((tmp_path / "attempt").read_bytes())
+    assert list(keys) == ["epoch", "job", "attempt", "step_id", "host", "pid", "pid_started"]
+
+
+def test_a_live_holder_of_another_job_or_step_refuses_a_start(tmp_path: Path) -> None:
+    """While another job, another step or the same attempt lives, a start is refused, named, and leaves no trace."""
+    with other(tmp_path, "1", 0, "0") as process:
+        assert line_of(process) == "1"
+        for job, attempt, step in (("2", 0, "0"), ("1", 0, "1"), ("1", 0, "0"), ("2", 5, "0")):
+            with pytest.raises(HeldByOther, match=rf"job 1 step 0 .*process {process.pid}") as caught:
+                take_epoch(tmp_path, job, attempt, step)
+            assert caught.value.holder.pid == process.pid
+        assert check_epoch(tmp_path, 1)
+        assert sorted(path.name for path in tmp_path.iterdir()) == [".attempt-000000001", "attempt"]
+    assert take_epoch(tmp_path, "2", 0, "0").epoch == 2
+
+
+def test_an_earlier_attempt_of_the_same_job_is_fenced_off(tmp_path: Path) -> None:
+    """A requeued job takes over from its own earlier attempt, even one that still runs."""
+    with other(tmp_path, "1", 0, "0") as process:
+        assert line_of(process) == "1"
+        assert take_epoch(tmp_path, "1", 1, "0").epoch == 2
+        assert not check_epoch(tmp_path, 1)
+
+
+def test_the_dead_and_their_successors_do_not_count_as_alive(tmp_path: Path) -> None:
+    """A dead pid, a pid used again, a zombie and a process of another host do not hold a directory."""
+    me = take_epoch(tmp_path, "1", 0, "0")
+    assert is_alive(me)
+    replace = msgspec.structs.replace
+    assert not is_alive(replace(me, pid_started=me.pid_started - 1))
+    assert not is_alive(replace(me, host="elsewhere"))
+    assert not is_alive(replace(me, pid=2**22 + 1))
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # ended, not reaped
+        assert started_at(process.pid) is None
+
+
+def test_of_many_starts_at_once_one_holds(tmp_path: Path) -> None:
+    """Two jobs that start in the same instant on one directory: one gets it, the other is told who has it."""
+    for _ in range(5):
+        with other(tmp_path, "race-a", 0, "0") as first, other(tmp_path, "race-b", 0, "0") as second:
+            for process in (first, second):
+                assert process.stdin is not None
+                process.stdin.write("go\n")
+                process.stdin.flush()
+            lines = sorted([line_of(first), line_of(second)])
+            assert lines[0].isdigit(), lines
+            assert lines[1] in ("held by race-a", "held by race-b"), lines
+            assert check_epoch(tmp_path, int(lines[0]))
+
+
+def test_no_epoch_is_given_twice_to_attempts_that_race(tmp_path: Path) -> None:
+    """Starts of one job's successive attempts at the same moment all get epochs of their own."""
+    for base in (0, 10, 20):
+        with other(tmp_path, "race", base + 1, "0") as a, other(tmp_path, "race", base + 2, "0") as b:
+            for process in (a, b):
+                assert process.stdin is not None
+                process.stdin.write("go\n")
+                process.stdin.flush()
+            taken = [int(line) for line in (line_of(a), line_of(b)) if line.isdigit()]
+            assert taken
+            assert len(set(taken)) == len(taken)
+            assert [check_epoch(tmp_path, epoch) for epoch in taken].count(True) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"{}", b"[" * 100_000, b'{"epoch": "seven"}'])
+def test_a_broken_holder_file_never_brings_an_epoch_back(tmp_path: Path, content: bytes) -> None:
+    """With the file unreadable the next epoch is still above every epoch that any name tells of."""
+    for attempt in range(3):
+        take_epoch(tmp_path, "1", attempt, "0")
+    (tmp_path / "attempt").write_bytes(content)
+    assert read_holder(tmp_path) is None
+    assert take_epoch(tmp_path, "1", 3, "0").epoch == 4
+    (tmp_path / "attempt").unlink()
+    (tmp_path / ".attempt-000000004").unlink()
+    (tmp_path / partial_name(5, 9, 1)).mkdir()
+    assert take_epoch(tmp_path, "1", 4, "0").epoch == 10
+
+
+def test_a_tidied_directory_is_still_ours(tmp_path: Path) -> None:
+    """With DIR/attempt removed by somebody the last one who started may go on, an older one may not."""
+    first = take_epoch(tmp_path, "1", 0, "0")
+    second = take_epoch(tmp_path, "1", 1, "0")
+    (tmp_path / "attempt").unlink()
+    assert check_epoch(tmp_path, second.epoch)
+    assert not check_epoch(tmp_path, first.epoch)
+
+
+def test_a_mark_left_by_a_crash_is_passed(tmp_path: Path) -> None:
+    """An empty mark of somebody who died while starting costs a bounded wait and nothing else."""
+    take_epoch(tmp_path, "1", 0, "0")
+    (tmp_path / ".attempt-000000002").write_bytes(b"")
+    (tmp_path / ".attempt-000000002.new").write_bytes(b"{")
+    assert take_epoch(tmp_path, "1", 1, "0").epoch == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".attempt-000000003", "attempt"]
+
+
+def test_a_directory_that_cannot_be_written_is_the_systems_own_error(tmp_path: Path) -> None:
+    """A start in a directory that is not there raises the OSError, for the caller to put in words."""
+    with pytest.raises(FileNotFoundError):
+        take_epoch(tmp_path / "absent", "1", 0, "0")
+
+
+def test_the_holder_is_plain_data() -> None:
+    """A holder compares by value, so that two looks at the disk can be compared."""
+    fields = (1, "1", 0, "0", "host", 2, 3)
+    assert Holder(*fields) == Holder(*fields)

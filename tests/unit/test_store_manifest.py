@@ -1,0 +1,145 @@
+"""manifest.json: what is written is read back, and nothing else is believed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+from ckpt_supervisor.store import (
+    MANIFEST_BYTES_MAX,
+    FileEntry,
+    Manifest,
+    ManifestError,
+    Verdict,
+    encode_manifest,
+    path_problem,
+    read_manifest,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+DIGEST = "0123456789abcdef" * 2
+
+
+def a_manifest(*paths: str, verified: str = "full", digest: str = DIGEST) -> Manifest:
+    """A manifest of these files."""
+    return Manifest(
+        step=1200, world_size=2, ranks=(0, 1), job="77_3", attempt=1, epoch=4, cause="preempted",
+        created_at="2026-11-29T12:00:00Z", verified=verified,
+        files=tuple(FileEntry(path, 5, digest, 0) for path in paths),
+    )  # fmt: skip
+
+
+def test_a_manifest_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    """Every field survives the disk, and the file has the documented keys."""
+    manifest = a_manifest("state.pt", "below/rank-00001.pt", "größe.pt")
+    (tmp_path / "manifest.json").write_bytes(encode_manifest(manifest))
+    assert read_manifest(tmp_path) == manifest
+    keys = msgspec.json.decode((tmp_path / "manifest.json").read_bytes())
+    assert list(keys) == [
+        "format", "step", "world_size", "ranks", "job", "attempt", "epoch", "cause", "created_at", "verified", "files",
+    ]  # fmt: skip
+    assert list(keys["files"][0]) == ["path", "bytes", "xxh3_128", "rank"]
+    assert manifest.total_bytes == 15
+
+
+BAD_PATHS = [
+    "", ".", "..", "/etc/passwd", "../x", "a/../../x", "a/./b", "a//b", "a/", "nul\0", "new\nline", "tab\t",
+    "manifest.json", "x" * 256, "/".join(["y" * 200] * 30), "\udcff.pt",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", BAD_PATHS)
+def test_a_path_that_leaves_or_confuses_is_refused(path: str) -> None:
+    """Paths that are absolute, climb, hold control characters or are too long are named as a problem."""
+    assert path_problem(path) != ""
+    with pytest.raises(ValueError, match=r".+"):
+        encode_manifest(a_manifest(path))
+
+
+GOOD_PATHS = ["state.pt", ".metadata", "__0_0.distcp", "a/b/c", "a b", "...", "..x", "a\\b", "sub/manifest.json"]
+
+
+@pytest.mark.parametrize("path", GOOD_PATHS)
+def test_an_ordinary_path_is_accepted(path: str) -> None:
+    """Names that trainers really write are not refused."""
+    assert path_problem(path) == ""
+
+
+@given(st.text(alphabet=st.sampled_from("./a\0\n~é"), max_size=12))
+def test_an_accepted_path_stays_below_the_checkpoint(path: str) -> None:
+    """Whatever passes names a place strictly below the directory, however it is normalised."""
+    if path_problem(path) == "":
+        whole = os.path.normpath(os.path.join("/ckpt/step-000000001", path))  # noqa: PTH118
+        assert whole == f"/ckpt/step-000000001/{path}"
+
+
+@pytest.mark.parametrize(
+    ("data", "verdict"),
+    [
+        (b"", Verdict.TRUNCATED),
+        (b"{", Verdict.CORRUPT),
+        (b"\0" * 900, Verdict.CORRUPT),
+        (b"[" * 100_000, Verdict.CORRUPT),
+        (b"\xff\xfe", Verdict.CORRUPT),
+        (b'{"format": 1}', Verdict.CORRUPT),
+        (b'{"format": 2, "shape": "unheard of"}', Verdict.FOREIGN),
+        (encode_manifest(a_manifest("state.pt")).replace(b'"step": 1200', b'"step": -1'), Verdict.CORRUPT),
+        (encode_manifest(a_manifest("state.pt")).replace(b'"step": 1200', b'"step": 1e400'), Verdict.CORRUPT),
+        (encode_manifest(a_manifest("state.pt")).replace(b'"bytes": 5', b'"bytes": "5"'), Verdict.CORRUPT),
+        (encode_manifest(a_manifest("state.pt")).replace(b"state.pt", b"../state"), Verdict.CORRUPT),
+        (encode_manifest(a_manifest("a.pt", "b.pt")).replace(b"b.pt", b"a.pt"), Verdict.CORRUPT),
+        (encode_manifest(a_manifest("state.pt")).replace(DIGEST.encode(), b""), Verdict.CORRUPT),
+        (encode_manifest(a_manifest("state.pt")).replace(b'"world_size": 2', b'"world_size": 1'), Verdict.CORRUPT),
+        (encode_manifest(a_manifest("state.pt"))[:-20], Verdict.CORRUPT),
+    ],
+)
+def test_a_bad_manifest_is_named_for_what_it_is(tmp_path: Path, data: bytes, verdict: Verdict) -> None:
+    """Empty, broken, impossible and foreign manifests each get their verdict and never an uncaught error."""
+    (tmp_path / "manifest.json").write_bytes(data)
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(tmp_path)
+    assert caught.value.verdict is verdict
+    assert caught.value.reason
+
+
+def test_only_structure_may_lack_digests(tmp_path: Path) -> None:
+    """A manifest that was verified on structure alone is readable without digests."""
+    manifest = a_manifest("state.pt", verified="structure", digest="")
+    (tmp_path / "manifest.json").write_bytes(encode_manifest(manifest))
+    assert read_manifest(tmp_path).files[0].xxh3_128 == ""
+    with pytest.raises(ValueError, match="no usable digest"):
+        encode_manifest(a_manifest("state.pt", digest=""))
+
+
+def test_a_huge_manifest_is_refused_unread(tmp_path: Path) -> None:
+    """A manifest above the maximum is foreign; its size alone decides."""
+    with (tmp_path / "manifest.json").open("wb") as file:
+        file.truncate(MANIFEST_BYTES_MAX + 1)
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(tmp_path)
+    assert caught.value.verdict is Verdict.FOREIGN
+
+
+def test_no_manifest_and_things_that_are_none(tmp_path: Path) -> None:
+    """An absent manifest, a link, a directory and a FIFO in its place are foreign, and nothing blocks."""
+    where = tmp_path / "manifest.json"
+    (tmp_path / "other.json").write_bytes(encode_manifest(a_manifest("state.pt")))
+    makers = (lambda: None, lambda: where.symlink_to(tmp_path / "other.json"), lambda: os.mkfifo(where), where.mkdir)
+    for make in makers:
+        make()
+        with pytest.raises(ManifestError) as caught:
+            read_manifest(tmp_path)
+        assert caught.value.verdict is Verdict.FOREIGN
+        if os.path.lexists(where):
+            where.rmdir() if where.is_dir() else where.unlink()
+
+
+def test_a_manifest_of_the_most_files_stays_below_the_maximum() -> None:
+    """The bound on files and the bound on bytes agree for names of the usual length."""
+    paths = [f"layer-{index:05d}/{'x' * 100}.pt" for index in range(20_000)]
+    assert len(encode_manifest(a_manifest(*paths))) * 5 < MANIFEST_BYTES_MAX
+    with pytest.raises(ValueError, match="100001 files"):
+        encode_manifest(a_manifest(*[str(index) for index in range(100_001)]))

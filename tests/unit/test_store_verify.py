@@ -1,0 +1,309 @@
+"""A directory against what the ranks said, and a checkpoint against its manifest."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import xxhash
+from ckpt_supervisor.store import (
+    Committed,
+    Expected,
+    Manifest,
+    Mode,
+    Verdict,
+    check_files,
+    commit,
+    make_partial,
+    take_epoch,
+    verify_checkpoint,
+)
+from ckpt_supervisor.store.look import PATIENCE_MS_MAX, PAUSES_MS, Patience
+from ckpt_supervisor.store.stream import BLOCK_BYTES
+
+FILES = {"state.pt": b"weights" * 1000, "below/rank-00001.pt": b"noise", "empty": b""}
+
+
+def expected(files: dict[str, bytes], rank: int = 0, hashed: bool = True) -> list[Expected]:
+    """What a rank says that it wrote."""
+    digest = xxhash.xxh3_128_hexdigest if hashed else lambda _: ""
+    return [Expected(path, len(data), digest(data), rank) for path, data in files.items()]
+
+
+def write(directory: Path, files: dict[str, bytes]) -> Path:
+    """Put these files there."""
+    for path, data in files.items():
+        (directory / path).parent.mkdir(parents=True, exist_ok=True)
+        (directory / path).write_bytes(data)
+    return directory
+
+
+def committed(root: Path, step: int = 5, files: dict[str, bytes] | None = None, mode: Mode = "full") -> Path:
+    """A committed checkpoint of this step."""
+    epoch = take_epoch(root, "1", 0, "0").epoch
+    partial = write(make_partial(root, step, epoch, 1), files or FILES)
+    report, entries = check_files(partial, expected(files or FILES, hashed=mode == "full"), mode)
+    assert report.verdict is Verdict.INTACT, report
+    manifest = Manifest(
+        step=step, world_size=1, ranks=(0,), job="1", attempt=0, epoch=epoch, cause="test", created_at="",
+        verified=mode, files=entries,
+    )  # fmt: skip
+    outcome = commit(root, partial, manifest)
+    assert isinstance(outcome, Committed), outcome
+    return outcome.path
+
+
+@pytest.mark.parametrize("mode", ["full", "structure"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_the_ranks_wrote_is_intact(tmp_path: Path, mode: Mode, threads: int) -> None:
+    """Sizes, digests and ranks of all files come back, sorted by path."""
+    report, entries = check_files(write(tmp_path, FILES), expected(FILES), mode, threads)
+    assert (report.verdict, report.mode, report.unchecked) == (Verdict.INTACT, mode, ())
+    assert [(entry.path, entry.bytes, entry.xxh3_128, entry.rank) for entry in entries] == [
+        (path, len(FILES[path]), xxhash.xxh3_128_hexdigest(FILES[path]), 0) for path in sorted(FILES)
+    ]
+    assert report.bytes_read == (sum(map(len, FILES.values())) if mode == "full" else 0)
+
+
+def test_files_that_nobody_reported_belong_to_it_too(tmp_path: Path) -> None:
+    """A file that a save function wrote on the side is in the manifest, digested, with no rank."""
+    write(tmp_path, {**FILES, "notes/config.json": b"{}"})
+    report, entries = check_files(tmp_path, expected(FILES))
+    stray = next(entry for entry in entries if entry.path == "notes/config.json")
+    assert (report.verdict, stray.rank, stray.bytes) == (Verdict.INTACT, None, 2)
+    assert stray.xxh3_128 == xxhash.xxh3_128_hexdigest(b"{}")
+    assert report.unchecked == ("notes/config.json",)
+
+
+def link_out(directory: Path) -> None:
+    """A link to a file elsewhere."""
+    (directory / "state.pt").unlink()
+    (directory / "state.pt").symlink_to("/etc/hostname")
+
+
+def link_directory(directory: Path) -> None:
+    """A link to a directory elsewhere, under a name that a rank has reported a file in."""
+    shutil.rmtree(directory / "below")
+    (directory / "below").symlink_to("/etc")
+
+
+def fifo(directory: Path) -> None:
+    """A FIFO with nobody at the other end."""
+    (directory / "state.pt").unlink()
+    os.mkfifo(directory / "state.pt")
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], Verdict, str]] = {
+    "missing": (lambda d: (d / "state.pt").unlink(), Verdict.MISSING, "state.pt"),
+    "missing below": (lambda d: shutil.rmtree(d / "below"), Verdict.MISSING, "below/rank-00001.pt"),
+    "short by one": (lambda d: os.truncate(d / "state.pt", 6999), Verdict.TRUNCATED, "state.pt"),
+    "empty": (lambda d: os.truncate(d / "state.pt", 0), Verdict.TRUNCATED, "state.pt"),
+    "long by one": (lambda d: os.truncate(d / "state.pt", 7001), Verdict.CORRUPT, "state.pt"),
+    "zeros": (lambda d: (d / "state.pt").write_bytes(bytes(7000)), Verdict.CORRUPT, "state.pt"),
+    "flipped": (lambda d: (d / "below/rank-00001.pt").write_bytes(b"noisd"), Verdict.CORRUPT, "below/rank-00001.pt"),
+    "directory": (lambda d: ((d / "state.pt").unlink(), (d / "state.pt").mkdir()), Verdict.MISSING, "state.pt"),
+    "link": (link_out, Verdict.MISSING, "state.pt"),
+    "linked directory": (link_directory, Verdict.MISSING, "below/rank-00001.pt"),
+    "fifo": (fifo, Verdict.MISSING, "state.pt"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_seen_before_the_commit_and_after_it(tmp_path: Path, damage: str) -> None:
+    """Each kind of damage gets the same verdict in a partial directory and in a committed one, and names the file."""
+    do, verdict, path = DAMAGES[damage]
+    write(tmp_path / "partial", FILES)
+    checkpoint = committed(tmp_path)
+    for directory in (tmp_path / "partial", checkpoint):
+        do(directory)
+    report, entries = check_files(tmp_path / "partial", expected(FILES))
+    assert (report.verdict, entries) == (verdict, ())
+    assert path in [finding.path for finding in report.findings]
+    after = verify_checkpoint(checkpoint)
+    assert (after.verdict, after.findings[0].path) == (verdict, path)
+
+
+def test_links_and_fifos_are_refused_even_when_nobody_reported_them(tmp_path: Path) -> None:
+    """A name that is no regular file makes the directory foreign; it is never opened."""
+    for make in (lambda path: path.symlink_to("/etc/passwd"), os.mkfifo, lambda path: path.symlink_to(tmp_path)):
+        partial = write(tmp_path / "partial", FILES)
+        make(partial / "extra")
+        report, _ = check_files(partial, expected(FILES))
+        assert (report.verdict, report.findings[0].path) == (Verdict.FOREIGN, "extra")
+        shutil.rmtree(partial)
+
+
+@pytest.mark.parametrize(
+    ("words", "verdict"),
+    [
+        ([], Verdict.MISSING),
+        ([*expected({"state.pt": b"x"}, rank=0), *expected({"state.pt": b"x"}, rank=1)], Verdict.MIXED),
+        (expected({"../escape": b"x"}), Verdict.FOREIGN),
+        (expected({"/etc/hostname": b"x"}), Verdict.FOREIGN),
+        (expected({"a\0b": b"x"}), Verdict.FOREIGN),
+        (expected({"manifest.json": b"x"}), Verdict.FOREIGN),
+        ([Expected("state.pt", 7000, "not hex", 0)], Verdict.FOREIGN),
+        ([Expected("state.pt", 7000, "0" * 32, 0)], Verdict.CORRUPT),
+        (expected({"state.pt/below": b"x"}), Verdict.MISSING),
+    ],
+)
+def test_words_that_cannot_be_true_are_refused(tmp_path: Path, words: list[Expected], verdict: Verdict) -> None:
+    """No file at all, a file of two ranks, a path out of the directory or a wrong digest fail the check."""
+    report, entries = check_files(write(tmp_path, FILES), words)
+    assert (report.verdict, entries) == (verdict, ())
+
+
+def test_a_saves_own_manifest_is_refused(tmp_path: Path) -> None:
+    """A save that writes a manifest.json into the partial directory is told so, since ours would replace it."""
+    partial = write(make_partial(tmp_path, 5, 1, 1), {**FILES, "manifest.json": b"{}"})
+    report, _ = check_files(partial, expected(FILES))
+    assert (report.verdict, report.findings[0].path) == (Verdict.FOREIGN, "manifest.json")
+
+
+def test_a_busy_file_of_nfs_is_nobodys(tmp_path: Path) -> None:
+    """What NFS keeps of an open file that was removed neither enters a manifest nor makes a checkpoint foreign."""
+    checkpoint = committed(tmp_path)
+    (checkpoint / ".nfs0000000000a1b2c300000001").write_bytes(b"gone")
+    assert verify_checkpoint(checkpoint).verdict is Verdict.INTACT
+    assert len(check_files(checkpoint, expected(FILES))[1]) == len(FILES)
+
+
+def test_a_checkpoint_is_not_what_its_manifest_or_name_denies(tmp_path: Path) -> None:
+    """A stray file, no manifest, a manifest of another step, a link and nothing at all get their verdicts."""
+    checkpoint = committed(tmp_path)
+    assert verify_checkpoint(checkpoint).verdict is Verdict.INTACT
+    assert verify_checkpoint(checkpoint, "structure").bytes_read == 0
+    checkpoint.rename(tmp_path / "step-000000006")
+    assert verify_checkpoint(tmp_path / "step-000000006").verdict is Verdict.MIXED
+    (tmp_path / "step-000000006").rename(tmp_path / "best")
+    assert verify_checkpoint(tmp_path / "best").verdict is Verdict.INTACT
+    (tmp_path / "step-000000007").symlink_to("best")
+    assert verify_checkpoint(tmp_path / "step-000000007").verdict is Verdict.FOREIGN
+    (tmp_path / "best" / "stray").write_bytes(b"")
+    assert verify_checkpoint(tmp_path / "best").verdict is Verdict.FOREIGN
+    (tmp_path / "best" / "manifest.json").unlink()
+    assert verify_checkpoint(tmp_path / "best").verdict is Verdict.FOREIGN
+    assert verify_checkpoint(tmp_path / "none").verdict is Verdict.MISSING
+
+
+def test_a_mix_of_two_saves_is_seen(tmp_path: Path) -> None:
+    """Files of an older save under a newer manifest, all of the right size, do not pass (field cases 81 and 84)."""
+    old = committed(tmp_path, 5, {"model": b"model 5", "optimizer": b"optim 5"})
+    new = committed(tmp_path, 6, {"model": b"model 6", "optimizer": b"optim 6"})
+    shutil.copy(old / "optimizer", new / "optimizer")
+    assert verify_checkpoint(new).verdict is Verdict.CORRUPT
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_an_answer(tmp_path: Path) -> None:
+    """Truncating a file in a loop under the verifier gives a verdict each time and never SIGBUS (field case 77)."""
+    checkpoint = committed(tmp_path, files={"state.pt": bytes(8 * BLOCK_BYTES)})
+    done = threading.Event()
+
+    def cut_and_grow() -> None:
+        while not done.is_set():
+            os.truncate(checkpoint / "state.pt", BLOCK_BYTES)
+            os.truncate(checkpoint / "state.pt", 8 * BLOCK_BYTES)
+
+    cutter = threading.Thread(target=cut_and_grow)
+    cutter.start()
+    try:
+        verdicts = {verify_checkpoint(checkpoint).verdict for _ in range(50)}
+    finally:
+        done.set()
+        cutter.join()
+    assert verdicts <= {Verdict.INTACT, Verdict.TRUNCATED, Verdict.CORRUPT}
+
+
+def test_progress_is_told_and_a_stop_is_obeyed(tmp_path: Path) -> None:
+    """Progress only rises and ends at the total; a stopped check is unknown, never intact."""
+    files = {"large": bytes(6 * BLOCK_BYTES), **{f"small-{index}": bytes(100_000) for index in range(10)}}
+    checkpoint = committed(tmp_path, files=files)
+    told: list[tuple[int, int]] = []
+    verify_checkpoint(checkpoint, progress=lambda done, total: told.append((done, total)))
+    total = sum(map(len, files.values()))
+    assert told == sorted(told)
+    assert told[-1] == (total, total)
+    stop = threading.Event()
+    report = verify_checkpoint(checkpoint, progress=lambda *_: stop.set(), stop=stop)
+    assert report.verdict is Verdict.UNKNOWN
+
+
+def test_patience_has_a_bound_and_only_for_what_may_pass() -> None:
+    """EIO and ESTALE are tried three times, ENOENT once, and all looks together wait no longer than the maximum."""
+
+    def failing(code: int, times: int, calls: list[int]) -> Callable[[], str]:
+        def look() -> str:
+            calls.append(code)
+            if len(calls) <= times:
+                raise OSError(code, os.strerror(code))
+            return "seen"
+
+        return look
+
+    calls: list[int] = []
+    assert Patience().look(failing(errno.ESTALE, 2, calls)) == "seen"
+    for code, tries in ((errno.EIO, 3), (errno.EACCES, 3), (errno.ENOENT, 1), (errno.ENOTDIR, 1)):
+        calls = []
+        with pytest.raises(OSError, match=os.strerror(code)):
+            Patience().look(failing(code, 99, calls))
+        assert len(calls) == tries
+    waited: list[float] = []
+
+    class Clock:
+        """A stop that is never set and counts the pauses."""
+
+        def is_set(self) -> bool:
+            return False
+
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout or 0)
+            return False
+
+    patience = Patience(Clock())
+    for _ in range(100):
+        with pytest.raises(OSError, match="Input/output"):
+            patience.look(failing(errno.EIO, 99, []))
+    waited_ms = round(1000 * sum(waited))
+    assert PATIENCE_MS_MAX - max(PAUSES_MS) < waited_ms <= PATIENCE_MS_MAX
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A directory that any user may enter (pytest's own are closed to others)."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def test_what_cannot_be_looked_at_is_unknown(public: Path) -> None:
+    """A checkpoint, a manifest, a file and DIR without permission are unknown, never missing, and never passed in
+    silence.
+    """
+    older, newer = committed(public, 5), committed(public, 6)
+    code = (
+        "import os, sys\n"
+        "from ckpt_supervisor.store import newest_intact, verify_checkpoint\n"
+        "if os.getuid() == 0: os.setuid(65534)\n"  # root may read everything
+        "choice = newest_intact(sys.argv[1])\n"
+        "chosen = choice.chosen.step if choice.chosen else None\n"
+        "print(verify_checkpoint(sys.argv[2]).verdict.value, chosen, choice.unknown, bool(choice.reason))"
+    )
+    closed = (newer, newer / "manifest.json", newer / "state.pt")
+    seen = []
+    for path in (*closed, public):
+        mode = path.stat().st_mode
+        path.chmod(0)
+        command = [sys.executable, "-c", code, str(public), str(newer)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        path.chmod(mode)
+        seen.append(done.stdout.strip() or done.stderr)
+    assert seen == [*["unknown 5 True True"] * 3, "unknown None True True"]
+    assert verify_checkpoint(older).verdict is Verdict.INTACT
