@@ -1,7 +1,7 @@
 """A training process that is attached to its supervisor: what happens at a boundary where something is asked of it.
 
-Owns the lock that the two threads share, parking, and the call of the save, always on the training thread. Must not know positions
-of phases (place.py) nor what is saved. A save must never make training worse: whatever exception it raises ends up as one word.
+Owns the lock that the two threads share, parking, and the call of the save, always on the training thread. Must not know
+positions of phases (place.py) nor what is saved. Training is never made worse: whatever a save raises ends up as one word.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Attachment:
         try:
             files = self._attempt(order, began_ms)
         except SaveError as error:
-            failed = str(error)
+            failed = str(error) or "SaveError"
         except BaseException as error:
             failed = one_line(error)  # KeyboardInterrupt and the like go on up, but the round must not wait for them.
             raise
@@ -137,8 +137,10 @@ class Attachment:
         return files
 
     def _forked(self) -> None:
-        """In a forked child: silent for ever. The lock may be held by a thread that does not exist here, so it is not taken."""
+        """In a forked child: silent for ever. The lock may be held by a thread that does not exist here, so it is replaced."""
         self._over = True
+        self._changed = threading.Condition(threading.Lock())
+        self._listener.forked()
         self.rank.hold = NO_ROUND
         self.rank.due = NEVER
 
@@ -146,8 +148,8 @@ class Attachment:
 def close_tracker_hole() -> None:
     """Keep `multiprocessing.resource_tracker` from unblocking SIGTERM and SIGINT in this thread (docs/slurm.md, section 4).
 
-    It does that in the thread that first uses spawn, forkserver or shared memory, and children started from there would then die of
-    Slurm's broadcast. Only where the supervisor has blocked SIGTERM for us.
+    It does that in the thread that first uses spawn, forkserver or shared memory, and children started from there would then
+    die of Slurm's broadcast. Only where the supervisor has blocked SIGTERM for us.
     """
     if signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
         return

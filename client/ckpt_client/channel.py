@@ -179,6 +179,10 @@ class Listener:
             self.ring()
         self._thread.join(JOIN_SECONDS_MAX)
 
+    def forked(self) -> None:
+        """In a forked child, which has the descriptors but no right to use them."""
+        self._open = False
+
     def _run(self) -> None:
         linger_ms = 0
         try:
@@ -212,8 +216,8 @@ class Listener:
 def _watch(pid: int) -> int:
     """A pidfd of the supervisor, -1 where there is none to be had.
 
-    Only of an ancestor: in a container with a pid namespace of its own the number may be another process's. There the closed socket
-    has to tell (EVENT_DISCONNECTED), which it does everywhere.
+    Only of an ancestor: in a container with a pid namespace of its own the number may be another process's. There the closed
+    socket has to tell (EVENT_DISCONNECTED), which it does everywhere.
     """
     if not _is_ancestor(pid):
         return -1

@@ -1,7 +1,7 @@
 """Files of a checkpoint as the client writes, copies and reports them.
 
-Owns the digest of what was *meant* to be written, the copying of what an own `save` wrote elsewhere, and the report of both. Must not
-decide anything about rounds, and never makes a hard link: the next write in place would change a committed checkpoint.
+Owns the digest of what was *meant* to be written, the copying of what an own `save` wrote elsewhere, and the report of both. Must
+not decide anything about rounds, and never makes a hard link: the next write in place would change a committed checkpoint.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ckpt_client import wire
 from ckpt_client.wire import SavedFile
 
 PART_BYTES = 8 * 1024 * 1024
-"""Most bytes hashed or written in one call: other threads get the GIL in between, and one write stays far below the kernel's 2 GiB."""
+"""Most bytes hashed or written in one call: other threads get the GIL in between, and the kernel would write 2 GiB at most."""
 
 FICLONE = 0x40049409
 """_IOW(0x94, 9, int) of linux/fs.h: share the blocks of another file, copy on write."""
@@ -43,12 +43,13 @@ def one_line(error: BaseException) -> str:
 class DigestWriter:
     """Write-only file object (for `torch.save`) that hashes what it is asked to write, so that a lost write is found later."""
 
-    __slots__ = ("_digest", "_fd", "size_bytes")
+    __slots__ = ("_digest", "_fd", "error", "size_bytes")
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._digest = xxhash.xxh3_128()
         self.size_bytes = 0
+        self.error: OSError | None = None
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
         """Hash and write all of `data`, without copying it. Raises OSError when not all of it can be written."""
@@ -56,11 +57,18 @@ class DigestWriter:
         for start in range(0, len(view), PART_BYTES):
             part = view[start : start + PART_BYTES]
             self._digest.update(part)
-            written = 0
-            while written < len(part):
-                written += os.write(self._fd, part[written:])
+            self._write_all(part)
             self.size_bytes += len(part)
         return len(view)
+
+    def _write_all(self, part: memoryview) -> None:
+        written = 0
+        try:
+            while written < len(part):
+                written += os.write(self._fd, part[written:])
+        except OSError as error:
+            self.error = self.error or error
+            raise
 
     def flush(self) -> None:
         """Nothing is held back here."""
@@ -80,7 +88,13 @@ def write_file(directory: Path, name: str, write: Callable[[DigestWriter], None]
     fd = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         writer = DigestWriter(fd)
-        write(writer)
+        try:
+            write(writer)
+        except RuntimeError:
+            # torch's archive writer goes on after an exception and then complains of what it finds (torch 2.13).
+            if writer.error is not None:
+                raise writer.error from None
+            raise
         if durable:
             os.fsync(fd)
     finally:
@@ -91,8 +105,8 @@ def write_file(directory: Path, name: str, write: Callable[[DigestWriter], None]
 def collect(returned: Paths, directory: Path, *, whole: bool, durable: bool) -> tuple[SavedFile, ...]:
     """The files that an own `save` speaks of.
 
-    Paths inside `directory` are reported without a digest, as only the writer knew what it meant to write; paths elsewhere are copied in.
-    `whole`: this process is the only one, so that without any path everything in `directory` is its own.
+    Paths inside `directory` are reported without a digest, as only the writer knew what it meant to write; paths elsewhere are
+    copied in. `whole`: this process is the only one, so that without any path everything in `directory` is its own.
     """
     if returned is None:
         if not whole:
@@ -132,7 +146,7 @@ def _is_below(path: Path, directory: Path) -> bool:
 
 
 def _files_below(path: Path) -> Iterator[Path]:
-    """Regular files at or below `path`, sorted. Links and special files are refused: they hold no state that would stay as it is."""
+    """Regular files at or below `path`, sorted. Links and special files are refused: what they show may change later."""
     mode = path.lstat().st_mode
     if stat.S_ISREG(mode):
         yield path
@@ -191,7 +205,7 @@ def _shared_blocks(source_fd: int, target_fd: int) -> bool:
     try:
         fcntl.ioctl(target_fd, FICLONE, source_fd)
     except OSError:
-        # Another file system, or one that cannot (EXDEV, EOPNOTSUPP, EINVAL, ENOTTY): the copy that follows says what is really wrong.
+        # Another file system, or one that cannot (EXDEV, EOPNOTSUPP, EINVAL, ENOTTY); the copy will say what is really wrong.
         return False
     return True
 

@@ -15,10 +15,10 @@ from ckpt_client import files, meeting, wire
 from ckpt_client.attachment import Attachment, Saver
 from ckpt_client.identity import Identity
 from ckpt_client.meeting import Meeting, Wish
-from ckpt_client.phase import Phase, test
+from ckpt_client.phase import Phase, Stay, stop_if_asked
 from ckpt_client.place import Place
 from ckpt_client.protocol import Rank
-from ckpt_client.wire import Who
+from ckpt_client.wire import Position, Who
 
 Save = Callable[[Path, int], files.Paths]
 """An own save: `save(directory, step)` writes there, or writes where it always did and returns the path or paths."""
@@ -53,12 +53,12 @@ class Hook:
         `alone=True` if only some ranks enter it.
         """
         entered = self._rank.entered
-        n = entered if isinstance(entered, int) else self._place.n
-        return Phase(name, self._place, self._attachment, n, alone=alone, last=False)
+        n = self._place.n if isinstance(entered, Position) else int(entered)
+        return Phase(name, self._place, self._attachment, Stay(n, alone, last=False))
 
     def safe_point(self) -> None:
         """A point inside a phase where a checkpoint may be taken. Outside a phase it does nothing."""
-        test(self._place.safe_point(), self._attachment)
+        stop_if_asked(self._place.safe_point(), self._attachment)
 
     def close(self) -> None:
         """Training is over; calls after this one do nothing."""
@@ -70,14 +70,15 @@ class Hook:
 
     def _stop(self, n: int) -> None:
         if self._attachment is not None:
-            self._attachment.boundary(self._place.at(n))
+            self._attachment.boundary(self._place.at(int(n)))
 
 
 def attach(save: Save, load: Load | None = None, *, sharded: bool = False) -> Hook:
     """Attach this process to its supervisor; without one the hook does nothing and costs nothing.
 
-    `save(directory, step)` is called by `hook.step` when a checkpoint is wanted. `load(directory)` is called here and now if there is one
-    to resume from; without it, see `resume()`. `sharded`: the state is spread over the ranks, so that no rank can save alone.
+    `save(directory, step)` is called by `hook.step` when a checkpoint is wanted. `load(directory)` is called here and now if
+    there is one to resume from; without it, see `resume()`. `sharded`: the state is spread over the ranks, so that no rank
+    can save alone.
     """
     met = meet(Wish(lambda who: own_saver(save, who), start=None, sharded=sharded))
     if load is not None and met.resume_from:

@@ -13,7 +13,7 @@ from ckpt_client.attachment import Attachment, Saver
 from ckpt_client.hook import Load, Save, idle_rank, meet, own_saver
 from ckpt_client.identity import Identity
 from ckpt_client.meeting import Wish
-from ckpt_client.phase import Phase, test
+from ckpt_client.phase import Phase, Stay, stop_if_asked
 from ckpt_client.place import Place
 
 if TYPE_CHECKING:
@@ -45,18 +45,20 @@ class Loop:
     def phase(self, name: str, *, alone: bool = False, before: bool = False) -> Phase:
         """A phase between two steps, such as an evaluation: `with loop.phase("eval"):`, with safe points inside.
 
-        Entering it says that the step of this iteration is finished, unless `before=True`. `alone=True` if only some ranks enter it.
+        Entering it says that the step of this iteration is finished, unless `before=True`. `alone=True` if only some ranks
+        enter it.
         """
         n = max(self._index + (0 if before else 1), self._place.n, self.start)
-        return Phase(name, self._place, self._attachment, n, alone=alone, last=n >= self.stop)
+        return Phase(name, self._place, self._attachment, Stay(n, alone, last=n >= self.stop))
 
     def safe_point(self) -> None:
         """A point inside a phase where a checkpoint may be taken. Outside a phase it does nothing."""
-        test(self._place.safe_point(), self._attachment)
+        stop_if_asked(self._place.safe_point(), self._attachment)
 
     def _plain(self) -> Iterator[int]:
-        for self._index in range(self.start, self.stop):
-            yield self._index
+        for n in range(self.start, self.stop):
+            self._index = n
+            yield n
 
     def _resumed(self, restore: Callable[[], None]) -> Iterator[int]:
         self._restore = None
@@ -78,20 +80,18 @@ class Loop:
             # The end is a boundary that leaves `entered` where it is (rule 9).
             self._index = max(self.start, self.stop)
             rank.entered = here = place.at(self._index)
-            test(here, attachment)
+            stop_if_asked(here, attachment)
         finally:
             self._attachment = None
             self._restore = None
             attachment.finish()
 
 
-def steps(
-    stop: int, start: int = 0, *, save: Save | None = None, load: Load | None = None, **state: Stateful
-) -> Loop:
+def steps(stop: int, start: int = 0, *, save: Save | None = None, load: Load | None = None, **state: Stateful) -> Loop:
     """Indices from `start` to `stop`, like `range`, from where the last checkpoint was.
 
-    `state`: what is saved and restored, anything with `state_dict` and `load_state_dict`: `steps(1000, model=model, optimizer=optimizer)`.
-    Or `save(directory, step)` and `load(directory)`, functions of your own.
+    `state`: what is saved and restored, anything with `state_dict` and `load_state_dict`, as in
+    `steps(1000, model=model, optimizer=optimizer)`. Or `save(directory, step)` and `load(directory)`, functions of your own.
     """
     if state:
         if save is not None or load is not None:

@@ -6,6 +6,7 @@ fail: a supervisor that is absent, silent, or says no leaves a training that run
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -64,28 +65,36 @@ def held() -> Meeting | None:
 
 
 def _meet(endpoint: str, environment: Mapping[str, str], who: Identity, wish: Wish) -> Meeting:
-    path = environment.get("CKPT_SUPERVISE_RESUME_FROM", "")
-    alone = Meeting(who, None, path, step_of(path))
     if gil_is_off():
         tell("this Python runs without the GIL, which the agreement on a step relies on: training on without supervision")
-        return alone
+        return _alone(environment, who)
     me = Who(who.rank, who.generation, os.getpid())
     supervisor = environment.get("CKPT_SUPERVISE_PID", "")
     try:
         line = open_line(endpoint, int(supervisor) if supervisor.isdecimal() else 0)
     except (zmq.ZMQError, OSError) as error:
         tell(f"cannot reach the supervisor at {endpoint!r} ({error}): training on without supervision")
-        return alone
+        return _alone(environment, who)
     hello = wire.Hello(me, wire.VERSION, who.world_size, who.local_rank, wish.sharded)
     answer = greet(line, hello, HELLO_MAX_MS)
     if not isinstance(answer, wire.Welcome) or answer.version != wire.VERSION:
         tell(f"{_why_not(answer)}: rank {who.rank} trains on without supervision")
         line.close(0)
-        return alone
-    return _agreed(line, me, who, wish, answer)
+        return _alone(environment, who)
+    with contextlib.ExitStack() as undo:
+        undo.callback(line.close, 0)
+        meeting = _welcomed(line, me, who, wish, answer)
+        undo.pop_all()
+    return meeting
 
 
-def _agreed(line: Line, me: Who, who: Identity, wish: Wish, welcome: wire.Welcome) -> Meeting:
+def _alone(environment: Mapping[str, str], who: Identity) -> Meeting:
+    """Without supervision, but from where the command was started to continue."""
+    path = environment.get("CKPT_SUPERVISE_RESUME_FROM", "")
+    return Meeting(who, None, path, step_of(path))
+
+
+def _welcomed(line: Line, me: Who, who: Identity, wish: Wish, welcome: wire.Welcome) -> Meeting:
     done = welcome.resume_step if welcome.resume_from else wish.start or 0
     # With attach() the first boundary is the one after the first step; with steps() it is before it.
     start = done + 1 if wish.start is None else done

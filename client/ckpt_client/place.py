@@ -3,9 +3,9 @@
 Owns the count of safe points and what `entered` says inside phases. Must not lock, wait or talk: each method stores `entered`
 first and returns the position of the boundary that the caller then tests (rule 1), None where there is no boundary.
 
-Inside a phase that all ranks enter, safe point k after step n is at (n, k), and its end counts as one more. Inside a phase that only some
-ranks enter positions stand still: the others have no boundary there, so every point in it is the boundary that they last had in
-common, which is (n, 0) unless a common phase came before it.
+Inside a phase that all ranks enter, safe point k after step n is at (n, k), and its end counts as one more. Inside a phase that
+only some ranks enter positions stand still: the others have no boundary there, so every point in it is the boundary that all
+last had in common, which is (n, 0) unless a common phase came before it.
 """
 
 from __future__ import annotations

@@ -19,6 +19,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 
+import msgspec
+
 from ckpt_client import wire
 from ckpt_client.wire import NO_ROUND, FromRank, Position, Who
 
@@ -127,34 +129,17 @@ class Rank:
             case wire.Refused():
                 self.welcome = self.welcome or word
             case wire.Prepare(round=number):
-                if self._is_over(number):
-                    return
-                if number >= self.hold:
+                if not self._is_over(number) and number >= self.hold:
                     self.hold = number  # Before `entered` is read (rule 2).
                     self._say(wire.Ack(self.who, number, self.position()))
-            case wire.SaveAt(round=number):
-                if self._is_over(number):
-                    return
-                if number >= self.hold:
-                    self.hold = number
-                    self._order = word
-                    if not self._parked and self._saving != number:
-                        # Still on its way: says so, or the coordinator could not tell it from a mute rank.
-                        self._say(wire.Ack(self.who, number, self.position()))
-                    elif self._saving == number:
-                        self._say(wire.Saving(self.who, number))
-            case wire.Go(round=number):
-                if not self._is_over(number):
-                    self._go = max(self._go, number)
+            case wire.SaveAt():
+                self._ordered(word)
+            case wire.Go():
+                self._told_to_go(word)
             case wire.Abort(round=number):
                 self._aborted(number)
             case wire.Leave(round=number):
-                self._leaving = max(self._leaving, number, 1)
-                self.hold = LEAVE_HOLD
-                if self.finished:
-                    self._say(wire.Finished(self.who, number))
-                elif self._said_leaving:
-                    self._say(wire.Left(self.who, self._leaving, again=False))
+                self._told_to_leave(number)
             case wire.Wait():
                 pass  # Only that it was heard counts.
 
@@ -182,13 +167,13 @@ class Rank:
     def position(self) -> Position:
         """`entered` as a position."""
         entered = self.entered
-        return entered if isinstance(entered, Position) else Position(entered + 1, 0)
+        return entered if isinstance(entered, Position) else Position(int(entered) + 1, 0)  # A user's n may be numpy's.
 
     # --- training thread, under the owner's lock ----------------------------------------------------------------------
 
     def at_boundary(self, here: Position, now_ms: int) -> Decision:
         """What to do at the boundary `here`. Asked again after every WAIT and every SAVE."""
-        decision = self._decide(here, now_ms)
+        decision = self._decide(here)
         if decision.step is Step.WAIT:
             if not self._parked:
                 self._parked = True
@@ -252,7 +237,7 @@ class Rank:
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _decide(self, here: Position, now_ms: int) -> Decision:
+    def _decide(self, here: Position) -> Decision:
         if self._leaving:
             return LEAVE
         if self.hold > self.done:
@@ -308,6 +293,34 @@ class Rank:
         self._stopped_at = None
         self._skip_due(here.n)
         return GO_ON
+
+    def _ordered(self, order: wire.SaveAt) -> None:
+        number = order.round
+        if self._is_over(number) or number < self.hold:
+            return
+        self.hold = number
+        self._order = order
+        if self._saving == number:
+            self._say(wire.Saving(self.who, number))
+        elif not self._parked:
+            # Still on its way: says so, or the coordinator could not tell it from a mute rank.
+            self._say(wire.Ack(self.who, number, self.position()))
+
+    def _told_to_go(self, word: wire.Go) -> None:
+        if self._is_over(word.round):
+            return
+        self._go = max(self._go, word.round)
+        order = self._order
+        if word.then is not None and order is not None and order.round == word.round:
+            self._order = msgspec.structs.replace(order, then=word.then)
+
+    def _told_to_leave(self, number: int) -> None:
+        self._leaving = max(self._leaving, number, 1)
+        self.hold = LEAVE_HOLD
+        if self.finished:
+            self._say(wire.Finished(self.who, number))
+        elif self._said_leaving:
+            self._say(wire.Left(self.who, self._leaving, again=False))
 
     def _welcomed(self, word: wire.Welcome) -> None:
         if isinstance(self.welcome, wire.Welcome):

@@ -1,8 +1,8 @@
 """Saving and restoring objects with `state_dict`, and the random numbers, with torch.
 
-The only module that imports torch; it is imported only where such objects were given. Owns who writes what: replicated state once, in
-`state.pt`; what differs between ranks in `rank-00000.pt`. Everything is loaded with `weights_only=True`, so nothing is saved that it
-would refuse: a checkpoint that cannot be loaded is worse than none.
+The only module that imports torch; it is imported only where such objects were given. Owns who writes what: replicated state
+once, in `state.pt`; what differs between ranks in `rank-00000.pt`. Everything is loaded with `weights_only=True`, and nothing is
+saved that it would refuse: a checkpoint that cannot be loaded is worse than none.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class TorchState:
         for name, thing in state.items():
             if who.distributed and name not in self._own and any(_sharded(thing.state_dict())):
                 raise TypeError(
-                    f"steps(): {name}= holds sharded tensors (DTensor), which cannot be saved yet; give save= and load= of your own"
+                    f"steps(): {name}= holds sharded tensors (DTensor), which cannot be saved yet; give save= and load="
                 )
 
     def save(self, order: wire.SaveAt) -> tuple[wire.SavedFile, ...]:

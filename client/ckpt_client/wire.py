@@ -20,8 +20,14 @@ FRAME_BYTES_MAX = 4 * 1024 * 1024
 FILES_MAX = 20_000
 """Most files that one rank may report in one `Saved`."""
 
+WORLD_SIZE_MAX = 1_000_000
+"""A larger world is garbage."""
+
 REASON_CHARS_MAX = 500
 """A failure's reason is cut to this many characters before it is sent."""
+
+NUMBER_MAX = (1 << 62) - 1
+"""No step or safe point has a higher number."""
 
 NO_ROUND = 0
 """Round numbers start at 1; 0 stands for "no round", as in a stop that a rank made by itself."""
@@ -165,9 +171,14 @@ class SaveAt(_Word, frozen=True, tag=True, array_like=True):
 
 
 class Go(_Word, frozen=True, tag=True, array_like=True):
-    """All ranks have arrived: save now."""
+    """All ranks have arrived: save now. `then` replaces SaveAt's when it is given.
+
+    A notice may turn the round into a leave round when some ranks have arrived already. Told so in a SaveAt of its own, a rank
+    that lost that one word would save, go on training and lose steps; no rank saves without Go.
+    """
 
     round: int
+    then: Literal["leave", "go_on"] | None = None
 
 
 class Wait(_Word, frozen=True, tag=True, array_like=True):
@@ -239,13 +250,17 @@ def _out_of_range(word: FromRank) -> str:
     if word.who.rank < 0 or word.who.generation < 0 or word.who.pid <= 0:
         return f"an identity out of range: {word.who}"
     if isinstance(word, Hello):
-        if not word.who.rank < word.world_size <= 1_000_000:
+        if not word.who.rank < word.world_size <= WORLD_SIZE_MAX:
             return f"rank {word.who.rank} of a world of {word.world_size}"
     elif word.round < 0:
         return f"round {word.round}"
+    if isinstance(word, Ack | Arrived):
+        at = word.entered if isinstance(word, Ack) else word.at
+        if not (0 <= at.n <= NUMBER_MAX and 0 <= at.k <= NUMBER_MAX):
+            return f"a position out of range: {tuple(at)}"
     if isinstance(word, Saved):
         if len(word.files) > FILES_MAX:
             return f"{len(word.files)} files, more than {FILES_MAX}"
-        if word.n < 0 or word.save_ms < 0 or any(file.size_bytes < 0 for file in word.files):
-            return "a negative number"
+        if not 0 <= word.n <= NUMBER_MAX or word.save_ms < 0 or any(file.size_bytes < 0 for file in word.files):
+            return "a number out of range"
     return ""

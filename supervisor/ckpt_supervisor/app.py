@@ -21,22 +21,23 @@ from typing import Any
 import zmq
 from ckpt_client import wire
 
-from ckpt_supervisor import children, disk, procfs, slurm, startup
+from ckpt_supervisor import children, disk, startup
 from ckpt_supervisor.config import Options
 from ckpt_supervisor.core import commands as do
 from ckpt_supervisor.core import events as ev
 from ckpt_supervisor.core import machine
 from ckpt_supervisor.core.describe import Entry, describe
+from ckpt_supervisor.core.leaving import before_requeue_line
 from ckpt_supervisor.core.policy import EXIT_STALE, Cause, Policy, read
 from ckpt_supervisor.core.state import Phase
 from ckpt_supervisor.core.views import JobView, NoView
-from ckpt_supervisor.journal import Journal
+from ckpt_supervisor.journal import Journal, Who
 from ckpt_supervisor.lanes import Broken, Lanes
 from ckpt_supervisor.meeting import Meeting, state_directory
 from ckpt_supervisor.meeting import Verdict as MeetVerdict
 from ckpt_supervisor.shield import Shield, next_sweep_ms
 from ckpt_supervisor.signals import SignalInbox
-from ckpt_supervisor.slurm import Scontrol
+from ckpt_supervisor.slurm import Scontrol, SlurmEnv
 from ckpt_supervisor.disk import Resume
 from ckpt_supervisor.startup import Job
 from ckpt_supervisor.transport import Garbage, NoPlace, Transport
@@ -59,7 +60,7 @@ LANES = ("slurm", "store", "prune", "journal", "meeting")
 
 def run(options: Options, env: Mapping[str, str]) -> int:
     """Supervise the command to its end; the exit status of design section 7."""
-    job = startup.job_of(slurm.from_environ(env))
+    job = startup.job_of(SlurmEnv.from_environ(env))
     extra = {*options.notice_signals, *options.save_signals}
     with SignalInbox(extra) as inbox, contextlib.ExitStack() as stack:
         try:
@@ -111,11 +112,8 @@ class Supervisor:
         self.sweep_at_ms = 0
         self.signalled = False
         self.claims = children.Claims()
-        self.scontrol: Scontrol | None = None
-        where = slurm.locate(env.get("PATH")) if job.slurm is not None else None
-        if job.slurm is not None and where is not None:
-            self.scontrol = Scontrol(where, job.slurm.requeue_id, env, self.claims)
-        self.journal = Journal(options.dir / "journal", job.name, job.attempt, job.step_id, epoch, job.task)
+        self.scontrol = Scontrol.locate(job.slurm, env, self.claims) if job.slurm is not None else None
+        self.journal = Journal(options.dir / "journal", Who(job.name, job.attempt, job.step_id, epoch, job.task))
         self.meeting = Meeting(state_directory(env), job.name, job.step_id, job.attempt, str(options.dir))
         self.policy = Policy(
             directory=str(options.dir),
@@ -165,6 +163,8 @@ class Supervisor:
         self.state, commands = machine.step(self.policy, before, event, now)
         for entry in describe(event, before, self.state, commands, now):
             self._log(entry)
+        if before.phase is not Phase.REQUEUEING and self.state.phase is Phase.REQUEUEING:
+            say(before_requeue_line(self.policy, self.state))
         for command in commands:
             self._carry_out(command)
 
@@ -191,7 +191,7 @@ class Supervisor:
     def _timeout_ms(self) -> int:
         """Time until the next deadline; recomputed every time, never remembered."""
         times = [machine.next_deadline(self.policy, self.state)]
-        if self.child is not None and self.state.notice is None:
+        if self.child is not None:
             times.append(self.sweep_at_ms)
         soonest = min((time for time in times if time is not None), default=None)
         return -1 if soonest is None else max(0, soonest - now_ms())
@@ -207,6 +207,7 @@ class Supervisor:
             if meaning is None:
                 continue
             self.signalled = True
+            self.sweep_at_ms = 0  # What the same broadcast left pending below us is to be known as such.
             self.feed(ev.SignalCame(signal_name(number), meaning))
 
     def _meaning(self, number: int) -> ev.Meaning | None:
@@ -232,9 +233,9 @@ class Supervisor:
 
     def _watch(self, pid: int) -> None:
         """Learn of this rank's end by its pidfd. A pid of another namespace is not ours to watch: its silence will tell."""
-        if pid not in procfs.descendants():
+        if not children.is_descendant(pid):
             return
-        fd = children.open_pidfd(pid)
+        fd = children.pidfd(pid)
         if fd is not None:
             self.rank_fds[pid] = fd
             self.poller.register(fd, zmq.POLLIN)
@@ -247,25 +248,24 @@ class Supervisor:
                 del self.rank_fds[pid]
                 self.feed(ev.RankGone(pid, "its process has ended"))
         child = self.child
-        if child is None or not (child.pidfd in ready or self.inbox.fileno() in ready):
+        if child is None or child.pidfd not in ready:
             return
-        returncode = child.status()
-        if returncode is not None:
-            if child.pidfd is not None:
-                self.poller.unregister(child.pidfd)
+        code = child.status()
+        if code is not None:
+            self.poller.unregister(child.pidfd)
             child.close()
             self.child = None
-            self.feed(ev.CommandExited(children.exit_code(returncode)))
+            self.feed(ev.CommandExited(code))
 
     def _sweep(self) -> None:
-        """Complete terminations that the shield holds up, and reap orphans; not while a notice is in force."""
+        """Complete terminations that the shield holds up; while a notice is in force only note what is from outside."""
         now = now_ms()
         if now < self.sweep_at_ms or self.child is None:
             return
         quiet = self.state.notice is None and not self.signalled
         self.signalled = False
         began_us = time.monotonic_ns() // 1_000
-        for pid in self.shield.sweep(procfs.descendants(), now, quiet=quiet):
+        for pid in self.shield.sweep(children.descendants(self.claims), now, quiet=quiet):
             self._log(Entry("termination_completed", "info", {"pid": pid}))
         self.sweep_at_ms = now + max(SWEEP_MS, next_sweep_ms(time.monotonic_ns() // 1_000 - began_us))
 
@@ -355,8 +355,7 @@ class Supervisor:
 
     def _kill_all(self) -> None:
         """End every process below us, but not a scontrol that is just at work for us."""
-        ours = self.claims.pids() - ({self.child.pid} if self.child is not None else set())
-        killed = children.end_all(signal.SIGKILL, spare=ours)
+        killed = children.end_all(signal.SIGKILL, self.claims)
         if killed:
             self._log(Entry("killed", "info", {"pids": killed}))
         children.reap_orphans(self.claims)
@@ -402,8 +401,7 @@ class Supervisor:
             self.feed(ev.CommandExited(started.code))
             return
         self.child = started
-        if started.pidfd is not None:
-            self.poller.register(started.pidfd, zmq.POLLIN)
+        self.poller.register(started.pidfd, zmq.POLLIN)
         fields = {"command": argv, "command_pid": started.pid, "resume_from": resume.path, "resume_step": resume.step}
         self._log(Entry("command_started", "info", {**fields, "restart": restart, "dir": str(self.options.dir)}))
 

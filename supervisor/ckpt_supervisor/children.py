@@ -1,8 +1,8 @@
 """Starts the training command, knows what became of it, and ends what is left of its tree.
 
-Owns fork, exec and reaping. Must not decide whom to end or when. The command finds everything as it would without us: its file
-descriptors, directory, environment and terminal; only some signals are blocked in it and all below it (shield.py says why), and it
-dies with us, because an orphan would outlive the job (docs/slurm.md, section 4).
+Owns fork, exec and reaping. Must not decide whom to end, or when. The command finds everything as it would without
+us: its file descriptors, directory, environment and terminal; only some signals are blocked in it and in all below it
+(shield.py says why), and it dies with us, because an orphan would outlive the job (docs/slurm.md, section 4).
 """
 
 from __future__ import annotations
@@ -43,22 +43,35 @@ class Claims:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pids: set[int] = set()
+        self._commands: set[int] = set()
 
     @contextlib.contextmanager
-    def forking(self) -> Iterator[Callable[[int], None]]:
-        """Held around a fork; call what it yields with the child's pid."""
+    def forking(self, command: bool = False) -> Iterator[Callable[[int], None]]:
+        """Held around a fork; call what it yields with the child's pid. `command`: it is the training command."""
+
+        def claim(pid: int) -> None:
+            self._pids.add(pid)
+            if command:
+                self._commands.add(pid)
+
         with self._lock:
-            yield self._pids.add
+            yield claim
 
     def release(self, pid: int) -> None:
         """The child was waited for, or nobody waits for it any longer."""
         with self._lock:
             self._pids.discard(pid)
+            self._commands.discard(pid)
 
-    def pids(self) -> frozenset[int]:
+    def claimed(self) -> frozenset[int]:
         """Those that are waited for now."""
         with self._lock:
             return frozenset(self._pids)
+
+    def errands(self) -> frozenset[int]:
+        """Those that are waited for now and are not the command: bounded calls of our own, such as scontrol."""
+        with self._lock:
+            return frozenset(self._pids - self._commands)
 
     @contextlib.contextmanager
     def standing_still(self) -> Iterator[Collection[int] | None]:
@@ -81,16 +94,16 @@ class NotStarted:
 
 
 class Child:
-    """The running command. Use `status()` when `fileno()` is readable, and after each SIGCHLD."""
+    """The running command. When `pidfd` is readable it has ended, and `status()` says how."""
 
-    def __init__(self, process: subprocess.Popen[bytes], pidfd: int | None, claims: Claims, shares_terminal: bool) -> None:
-        self.pid = process.pid
+    def __init__(self, pid: int, pidfd: int, claims: Claims, shares_terminal: bool) -> None:
+        self.pid = pid
         self.pidfd = pidfd
-        """None on kernels before 5.3; SIGCHLD has to do there."""
+        """Stays open until `close`."""
         self.shares_terminal = shares_terminal
-        self._process = process
         self._claims = claims
         self._returncode: int | None = None
+        self._closed = False
 
     def __enter__(self) -> Child:
         return self
@@ -99,15 +112,18 @@ class Child:
         self.close()
 
     def fileno(self) -> int:
-        """The pidfd. Not to be asked for when there is none."""
-        if self.pidfd is None:
-            raise ValueError("this kernel has no pidfds")
+        """The pidfd."""
         return self.pidfd
 
-    def status(self) -> int | None:
-        """None while it runs; then its exit status, or -n when signal n ended it. Never blocks.
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs, as far as `status` has looked; its own exit status, or -n when signal n ended it."""
+        return self._returncode
 
-        A status that somebody else took is EXIT_STATUS_LOST: what is not known must not pass for success.
+    def status(self) -> int | None:
+        """None while it runs; then its exit status for others: 128 + n when signal n ended it. Never blocks.
+
+        A status that somebody else took is EXIT_STATUS_LOST: what is not known must not pass for success, as it does in Popen.
         """
         if self._returncode is None:
             try:
@@ -117,11 +133,10 @@ class Child:
             else:
                 if pid:
                     self._ended(os.waitstatus_to_exitcode(status))
-        return self._returncode
+        return None if self._returncode is None else exit_code(self._returncode)
 
     def _ended(self, returncode: int) -> None:
         self._returncode = returncode
-        self._process.returncode = returncode
         self._claims.release(self.pid)
 
     def send(self, number: int) -> bool:
@@ -132,13 +147,13 @@ class Child:
 
     def close(self) -> None:
         """Close the pidfd."""
-        if self.pidfd is not None:
+        if not self._closed:
+            self._closed = True
             os.close(self.pidfd)
-            self.pidfd = None
 
 
 def start(
-    argv: Sequence[str], env: Mapping[str, str], *, blocked: Collection[int], claims: Claims, own_group: bool
+    argv: Sequence[str], env: Mapping[str, str], blocked: Collection[int], claims: Claims, *, own_group: bool
 ) -> Child | NotStarted:
     """Start the command. Only from the main thread: PR_SET_PDEATHSIG fires when the *thread* that forked ends (prctl(2)).
 
@@ -154,7 +169,7 @@ def start(
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     prepare = _preparation(mask | shielded, own_group and not shares_terminal)
     try:
-        with claims.forking() as claim:
+        with claims.forking(command=True) as claim:
             process = subprocess.Popen(argv, env=env, close_fds=False, preexec_fn=prepare)  # noqa: PLW1509 - see _preparation.
             claim(process.pid)
     except OSError as error:
@@ -163,7 +178,10 @@ def start(
         return NotStarted(EXIT_CANNOT_RUN, f"{argv[0]}: {error}")
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    return Child(process, open_pidfd(process.pid), claims, shares_terminal)
+    # Popen only forks and execs for us. It must never wait for the child: it would take a lost status for 0.
+    process.returncode = 0
+    fd = pidfd(process.pid)
+    return Child(process.pid, _end_of(process.pid) if fd is None else fd, claims, shares_terminal)
 
 
 def _preparation(mask: Collection[int], own_group: bool) -> Callable[[], None]:
@@ -204,11 +222,25 @@ def exit_code(returncode: int) -> int:
     return returncode if returncode >= 0 else 128 - returncode
 
 
-def open_pidfd(pid: int) -> int | None:
-    """A descriptor that is readable once the process has ended; None when it is gone or the kernel has none (before 5.3)."""
+def pidfd(pid: int) -> int | None:
+    """A descriptor that is readable once the process has ended; None when it is gone, or the kernel has none (before 5.3)."""
     libc = ctypes.CDLL(None, use_errno=True)
     fd: int = libc.syscall(SYS_PIDFD_OPEN, pid, 0)
     return fd if fd >= 0 else None
+
+
+def _end_of(pid: int) -> int:
+    """A descriptor that is readable once this child of ours has ended, for kernels without pidfds. Leaves it to be reaped."""
+    read_end, write_end = os.pipe()
+
+    def watch() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        os.close(write_end)
+
+    threading.Thread(target=watch, name="ckpt-end-of-command", daemon=True).start()
+    return read_end
 
 
 def become_subreaper() -> bool:
@@ -225,8 +257,10 @@ def reap_orphans(claims: Claims) -> dict[int, int]:
     """
     reaped: dict[int, int] = {}
     with claims.standing_still() as claimed:
-        for pid in procfs.children(os.getpid()) or () if claimed is not None else ():
-            if pid in (claimed or ()) or procfs.state_of(pid) != "zombie":
+        if claimed is None:
+            return reaped
+        for pid in procfs.own_children():
+            if pid in claimed or procfs.state_of(pid) != "zombie":
                 continue
             with contextlib.suppress(ChildProcessError):
                 ended, status = os.waitpid(pid, os.WNOHANG)
@@ -235,19 +269,38 @@ def reap_orphans(claims: Claims) -> dict[int, int]:
     return reaped
 
 
-def end_all(number: int, spare: Collection[int] = ()) -> list[int]:
+def descendants(claims: Claims | None = None) -> list[int]:
+    """Every process below us, parents first, zombies included; without what the claims say we wait for ourselves."""
+    spared = claims.claimed() if claims else frozenset()
+    return [pid for pid in procfs.descendants() if pid not in spared]
+
+
+def is_descendant(pid: int) -> bool:
+    """Whether this process is below us. A pid of another namespace, or one that was used again, is not."""
+    return procfs.descends(pid, os.getpid())
+
+
+def state_of(pid: int) -> procfs.State:
+    """What the process is doing: running, stopped, zombie, gone, uninterruptible."""
+    return procfs.state_of(pid)
+
+
+def end_all(number: int, claims: Claims | None = None) -> list[int]:
     """Signal every process below us, then SIGCONT, so that stopped ones take it too. Returns those that were signalled.
 
-    Looks again until nobody new is there, as some may fork meanwhile. With SIGTERM nobody dies of it who has it blocked.
+    Looks again until nobody new is there, as some may fork meanwhile. Calls of our own that are under way (`claims.errands()`)
+    are spared: they end by themselves. Of a SIGTERM nobody dies who has it blocked.
     """
     hit: list[int] = []
+    spared = claims.errands() if claims else frozenset()
     for _ in range(END_PASSES_MAX):
-        seen = {*hit, *spare}
+        seen = {*hit, *spared}
         fresh = [pid for pid in procfs.descendants() if pid not in seen and procfs.state_of(pid) not in ("zombie", "gone")]
-        if not fresh:
+        sent = [pid for pid in fresh if _kill(pid, number)]
+        if not sent:
             break
-        hit += [pid for pid in fresh if _kill(pid, number)]
-        for pid in fresh:
+        hit += sent
+        for pid in sent:
             _kill(pid, signal.SIGCONT)
     return hit
 

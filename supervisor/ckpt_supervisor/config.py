@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import re
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
+
+from ckpt_supervisor import config_text as as_
+from ckpt_supervisor.config_text import Lead, Requeue
 
 ENV_PREFIX = "CKPT_SUPERVISE_"
 
@@ -21,25 +24,6 @@ INHERITED = frozenset({"SOCKET", "RESUME_FROM", "PID", "RESTART", "STATE", "TAG"
 """Variables that ckpt-supervise sets for its command, or that are not options; a supervisor below another one meets them."""
 
 CONFIG_BYTES_MAX = 1_000_000
-
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
-_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Lead:
-    """Time before the job's end at which the last save begins. `auto`: 30 s and twice the longest save so far."""
-
-    auto: bool
-    ms: int | None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Requeue:
-    """Who has the job requeued: we by an explicit call, nobody, or Slurm by an exit status (RequeueExit)."""
-
-    how: Literal["auto", "never", "exit"]
-    code: int = 75
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,124 +70,28 @@ class _Spec:
     is_flag: bool = False
 
 
-def duration_ms(text: str) -> int:
-    """Milliseconds of `90s`, `10m`, `1.5h`, `200ms`; a bare number means seconds. Raises ValueError."""
-    match = _DURATION.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(f"{text!r} is not a time such as 90s, 10m or 1.5h")
-    return int(float(match[1]) * _UNIT_MS[match[2] or "s"])
-
-
-def _count(least: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        if not re.fullmatch(r"\d{1,9}", text):
-            raise ValueError(f"{text!r} is not a whole number")
-        if int(text) < least:
-            raise ValueError(f"{text} is less than {least}")
-        return int(text)
-
-    return read
-
-
-def _keep(text: str) -> int:
-    try:
-        return _count(1)(text)
-    except ValueError as error:
-        raise ValueError(f"{error}: at least one checkpoint is always kept") from None
-
-
-def _positive_ms(text: str) -> int:
-    value = duration_ms(text)
-    if value <= 0:
-        raise ValueError(f"{text!r} is not more than zero")
-    return value
-
-
-def _optional(read: Callable[[str], int]) -> Callable[[str], int | None]:
-    return lambda text: None if text in ("", "auto", "off") else read(text)
-
-
-def _signals(text: str) -> tuple[int, ...]:
-    numbers = []
-    for word in filter(None, (part.strip() for part in text.split(","))):
-        name = word.upper().removeprefix("SIG")
-        real_time = re.fullmatch(r"RTMIN\+(\d{1,2})", name)
-        if real_time and signal.SIGRTMIN + int(real_time[1]) <= signal.SIGRTMAX:
-            numbers.append(int(signal.SIGRTMIN) + int(real_time[1]))
-        elif name in ("KILL", "STOP", "CHLD", "CONT", "SEGV", "BUS", "FPE", "ILL", "ABRT"):
-            raise ValueError(f"{word} cannot be used as a notice")
-        elif f"SIG{name}" in signal.Signals.__members__:
-            numbers.append(int(signal.Signals[f"SIG{name}"]))
-        else:
-            raise ValueError(f"{word!r} is not a signal")
-    return tuple(numbers)
-
-
-def _lead(text: str) -> Lead:
-    if text == "auto":
-        return Lead(auto=True, ms=30_000)
-    if text == "off":
-        return Lead(auto=False, ms=None)
-    return Lead(auto=False, ms=duration_ms(text))
-
-
-def _requeue(text: str) -> Requeue:
-    if text in ("auto", "never"):
-        return Requeue("auto" if text == "auto" else "never")
-    match = re.fullmatch(r"exit:(\d{1,3})", text)
-    if match is None or not 1 <= int(match[1]) <= 255:
-        raise ValueError(f"{text!r} is none of auto, never, exit:N (N from 1 to 255)")
-    return Requeue("exit", int(match[1]))
-
-
-def _verify(text: str) -> str:
-    if text not in ("full", "structure"):
-        raise ValueError(f"{text!r} is neither full nor structure")
-    return text
-
-
-def _yes_no(text: str) -> bool:
-    if text.lower() in ("1", "yes", "true", "on"):
-        return True
-    if text.lower() in ("0", "no", "false", "off", ""):
-        return False
-    raise ValueError(f"{text!r} is neither yes nor no")
-
-
-def _text(text: str) -> str:
-    if "\0" in text:
-        raise ValueError("holds a NUL byte")
-    return text
-
-
-def _path(text: str) -> Path:
-    if not text:
-        raise ValueError("is empty")
-    return Path(_text(text))
-
-
 SPECS: tuple[_Spec, ...] = (
-    _Spec("dir", "DIR", "checkpoints", _path, "directory of the checkpoints, shared by all nodes"),
-    _Spec("every-steps", "N", "0", _count(0), "save whenever the number of finished steps is a multiple of N (0: off)"),
-    _Spec("every", "TIME", "off", _optional(_positive_ms), "save this often, e.g. 10m (off: never)"),
-    _Spec("keep", "N", "3", _keep, "checkpoints to keep; the newest intact one always stays"),
-    _Spec("resume-arg", "ARG", "", _text, "append ARG and the checkpoint's path to the command when there is one"),
-    _Spec("notice-signal", "NAMES", "USR1", _signals, "signals that mean: save and leave (TERM and INT always do)"),
-    _Spec("save-signal", "NAMES", "USR2", _signals, "signals that mean: save and go on"),
-    _Spec("lead", "TIME", "auto", _lead, "begin the last save this long before the job's end: auto, 90s, off"),
-    _Spec("requeue", "HOW", "auto", _requeue, "auto: scontrol requeue; never; exit:N: leave with N (RequeueExit)"),
-    _Spec("verify", "HOW", "full", _verify, "check before a commit: full (every byte) or structure (sizes and headers)"),
-    _Spec("restarts", "N", "0", _count(0), "start the command again in place this often when it fails by itself"),
-    _Spec("grace", "TIME", "30s", _positive_ms, "without Slurm: time from the signal to the kill"),
-    _Spec("kill-wait", "TIME", "auto", _optional(_positive_ms), "Slurm's KillWait where it cannot be asked (else 30s)"),
-    _Spec("save-timeout", "TIME", "15m", _positive_ms, "give up a save that holds training longer than this"),
-    _Spec("leave-timeout", "TIME", "auto", _optional(_positive_ms), "time for training to end after the commit"),
-    _Spec("notice-horizon", "TIME", "10m", _positive_ms, "a notice signal this far before the job's end saves, and goes on"),
+    _Spec("dir", "DIR", "checkpoints", as_.path, "directory of the checkpoints, shared by all nodes"),
+    _Spec("every-steps", "N", "0", as_.count(0), "save whenever the number of finished steps is a multiple of N (0: off)"),
+    _Spec("every", "TIME", "off", as_.optional(as_.positive_ms), "save this often, e.g. 10m (off: never)"),
+    _Spec("keep", "N", "3", as_.keep, "checkpoints to keep; the newest intact one always stays"),
+    _Spec("resume-arg", "ARG", "", as_.any_text, "append ARG and the checkpoint's path to the command when there is one"),
+    _Spec("notice-signal", "NAMES", "USR1", as_.signals, "signals that mean: save and leave (TERM and INT always do)"),
+    _Spec("save-signal", "NAMES", "USR2", as_.save_signals, "signals that mean: save and go on"),
+    _Spec("lead", "TIME", "auto", as_.lead, "begin the last save this long before the job's end: auto, 90s, off"),
+    _Spec("requeue", "HOW", "auto", as_.requeue, "auto: scontrol requeue; never; exit:N: leave with N (RequeueExit)"),
+    _Spec("verify", "HOW", "full", as_.verify, "check before a commit: full (every byte) or structure (sizes and headers)"),
+    _Spec("restarts", "N", "0", as_.count(0), "start the command again in place this often when it fails by itself"),
+    _Spec("grace", "TIME", "30s", as_.positive_ms, "without Slurm: time from the signal to the kill"),
+    _Spec("kill-wait", "TIME", "auto", as_.optional(as_.positive_ms), "Slurm's KillWait where it cannot be asked (else 30s)"),
+    _Spec("save-timeout", "TIME", "15m", as_.positive_ms, "give up a save that holds training longer than this"),
+    _Spec("leave-timeout", "TIME", "auto", as_.optional(as_.positive_ms), "time for training to end after the commit"),
+    _Spec("notice-horizon", "TIME", "10m", as_.positive_ms, "a notice signal this far before the job's end saves, and goes on"),
     _Spec(
         "allow-restart-from-scratch",
         "",
         "no",
-        _yes_no,
+        as_.yes_no,
         "start from scratch although there are checkpoints and all of them are damaged",
         is_flag=True,
     ),
@@ -223,16 +111,9 @@ exit status: 0 training ended; 75 interrupted, checkpoint committed; 76 interrup
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser that hands its error back instead of exiting."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError([message])
-
-
 def parser() -> argparse.ArgumentParser:
-    """The command line, for parsing and for --help."""
-    made = _Parser(
+    """The command line as --help shows it."""
+    made = argparse.ArgumentParser(
         prog="ckpt-supervise",
         usage="ckpt-supervise [options] -- COMMAND...",
         description="Run a training command so that it survives preemption, time limits and node failures.",
@@ -273,7 +154,7 @@ def read_options(argv: Sequence[str], env: Mapping[str, str]) -> Options:
         problems += _dir_problems(values["dir"])
     clash = set(values.get("notice-signal", ())) & set(values.get("save-signal", ()))
     if clash:
-        names = ", ".join(_signal_name(number) for number in sorted(clash))
+        names = ", ".join(as_.signal_name(number) for number in sorted(clash))
         problems.append(f"--notice-signal and --save-signal both name {names}: give each a signal of its own")
     if problems:
         raise UsageError(problems)
@@ -312,15 +193,25 @@ def _split(argv: Sequence[str], problems: list[str]) -> tuple[list[str], list[st
 
 
 def _flags(own: list[str], problems: list[str]) -> dict[str, str]:
-    try:
-        known, unknown = parser().parse_known_args(own)
-    except UsageError as error:
-        problems += error.problems
-        return {}
-    for word in unknown:
-        kind = "option" if word.startswith("-") else "word before --"
-        problems.append(f"unknown {kind} {word!r}: see ckpt-supervise --help")
-    return {name.replace("_", "-"): text for name, text in vars(known).items() if text is not None and name != "version"}
+    """The flags, read by hand: argparse gives up at the first error and hides the others. It stays for --help."""
+    specs = {f"--{spec.name}": spec.is_flag for spec in SPECS} | {"--config": False}
+    found: dict[str, str] = {}
+    words = list(own)
+    while words:
+        name, equals, text = words.pop(0).partition("=")
+        if name not in specs:
+            kind = "option" if name.startswith("-") else "word before --"
+            problems.append(f"unknown {kind} {name + equals + text!r}: see ckpt-supervise --help")
+        elif specs[name]:
+            found[name[2:]] = text if equals else "yes"
+        elif equals:
+            found[name[2:]] = text
+        elif words and not re.match(r"-\D", words[0]):
+            found[name[2:]] = words.pop(0)
+        else:
+            hint = f"; a value that begins with - is written {name}={words[0]}" if words else ""
+            problems.append(f"{name}: needs a value{hint}")
+    return found
 
 
 def _from_env(env: Mapping[str, str], problems: list[str]) -> dict[str, tuple[str, str]]:
@@ -365,8 +256,6 @@ def _from_file(path: str, problems: list[str]) -> dict[str, tuple[str, str]]:
 
 def _dir_problems(directory: Path) -> list[str]:
     """Whether the directory can be used, without touching anything."""
-    import os
-
     place = directory.absolute()
     try:
         if place.exists() or place.is_symlink():
@@ -375,17 +264,10 @@ def _dir_problems(directory: Path) -> list[str]:
             if not os.access(place, os.W_OK | os.X_OK):
                 return [f"--dir {directory}: is not writable"]
             return []
-        while not place.exists() and place != place.parent:
+        while not place.exists() and not place.is_symlink() and place != place.parent:
             place = place.parent
         if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
             return [f"--dir {directory}: does not exist and cannot be made, since {place} is not a writable directory"]
     except OSError as error:
         return [f"--dir {directory}: {error.strerror or error}"]
     return []
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

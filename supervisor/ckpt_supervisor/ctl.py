@@ -6,6 +6,7 @@ Owns the command line of the inspection tool and its exit statuses; what is show
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -40,8 +41,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     arguments.dir = Path(arguments.dir or os.environ.get("CKPT_SUPERVISE_DIR") or "checkpoints")
     run: Callable[[argparse.Namespace], int] = arguments.run
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")  # A path that is no UTF-8 is printed byte for byte.
     try:
-        return run(arguments)
+        code = run(arguments)
+        sys.stdout.flush()
+        return code
     except BrokenPipeError:
         # The reader went away (`| head`): that is no fault. Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -226,13 +231,15 @@ def _log(arguments: argparse.Namespace) -> int:
         try:
             for path in log.journals(arguments.dir):
                 tails.setdefault(path, log.Tail(path))
+            lines = log.merged(tails.values())
         except FileNotFoundError:
+            lines = []
             if not arguments.follow:
                 _complain(f"no journals in {arguments.dir}")
                 return EXIT_NOT_FOUND
         except OSError as error:
             return _could_not_look(arguments.dir, error)
-        for line in log.merged(tails.values()):
+        for line in lines:
             if wanted.takes(line):
                 shown += 1
                 _out(json.dumps(line) if arguments.json else log.readable(line, colour=sys.stdout.isatty()))
@@ -240,9 +247,9 @@ def _log(arguments: argparse.Namespace) -> int:
             break
         sys.stdout.flush()
         time.sleep(FOLLOW_S)
-    damaged = sum(tail.damaged for tail in tails.values())
+    damaged = sum(tail.damaged + tail.torn for tail in tails.values())
     if damaged:
-        _complain(f"{damaged} damaged lines were skipped")
+        _complain(f"{damaged} damaged or torn lines were skipped")
     return EXIT_OK if shown else EXIT_NOT_FOUND
 
 

@@ -93,9 +93,14 @@ class Meeting:
     def _first_to_call(self) -> Verdict:
         """Of several steps that get ready in one moment the first one calls; a dead caller's place is taken over."""
         mine = json.dumps({"pid": os.getpid(), "started": _started(os.getpid()), "host": socket.gethostname()})
+        fresh = self._call.with_suffix(f".{os.getpid()}.new")
         try:
-            with self._call.open("x") as file:
-                file.write(mine)
+            # Linked, not created: a caller's mark is never seen without its name in it.
+            fresh.write_text(mine)
+            try:
+                self._call.hardlink_to(fresh)
+            finally:
+                fresh.unlink()
         except FileExistsError:
             caller = _read(self._call)
             if caller and not _is_this_process(caller) and _is_alive(caller):

@@ -1,13 +1,15 @@
 """Completes terminations inside the tree that the shield would otherwise swallow.
 
-The command and all below it run with SIGTERM blocked, so that Slurm's broadcast does not end loader workers in mid-save. But then a
-process's own parent cannot end it either: `Popen.terminate()`, `Pool.__exit__` would wait for ever. So while no notice is in force,
-a descendant in which SIGTERM is pending and blocked gets SIGKILL (docs/slurm.md, section 4).
+The command and all below it run with SIGTERM blocked, so that Slurm's broadcast does not end loader workers in mid-
+save. But then a process's own parent cannot end it either: `Popen.terminate()`, `Pool.__exit__` would wait for ever.
+So while no notice is in force, a descendant in which SIGTERM is pending and blocked gets SIGKILL (docs/slurm.md,
+section 4).
 
-Owns the memory of what was seen and the kill. Must not end anybody for a SIGTERM that came from outside. With proctrack/linuxproc
-Slurm's broadcast reaches the descendants a moment before the supervisor handles its own signal, so one look is not enough: two looks
-SETTLED_MS apart are needed, with no signal to the supervisor in between. And pending signals stay: whoever still has one from a notice
-must never be ended for it after that notice is over. Times are arguments; there is no clock in here.
+Owns the memory of what was seen, and the kill. Must not end anybody for a SIGTERM that came from outside. With
+proctrack/linuxproc Slurm's broadcast reaches the descendants a moment before the supervisor handles its own signal,
+so one look is not enough: two looks SETTLED_MS apart are needed, with no signal to the supervisor in between. And a
+blocked signal stays pending: whoever still has one from a notice must not be ended for it when that notice is over.
+Times are arguments; there is no clock in here.
 """
 
 from __future__ import annotations

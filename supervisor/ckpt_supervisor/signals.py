@@ -1,9 +1,10 @@
 """Turns signals into bytes on a file descriptor, for the one poll loop.
 
-Owns the handlers, which do nothing, and the wake-up descriptor that Python's C handler writes each signal's number to. Must not act
-on a signal. Both are needed: without the descriptor in the poll set 63 of 18,778 signals (0.34 %) were not handled within 100 ms, since
-they fell between Python's check and poll(2); with it none of 28,267.
-A pipe, not a socketpair: 278 unread bytes fill a socketpair (one kernel buffer each), 65,536 a pipe. A byte that does not fit is lost.
+Owns the handlers, which do nothing, and the wake-up descriptor that Python's C handler writes each signal's number
+to. Must not act on a signal. Both are needed: without the descriptor in the poll set 63 of 18,778 signals (0.34 %)
+were not handled within 100 ms, since they fell between Python's check and poll(2); with it none of 28,267. A pipe,
+not a socketpair: 278 unread bytes fill a socketpair (a kernel buffer for each), 65,536 a pipe. What does not fit is
+lost.
 """
 
 from __future__ import annotations

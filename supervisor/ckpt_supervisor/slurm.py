@@ -1,8 +1,8 @@
 """Asks Slurm about our job, and asks it to requeue the job. The only place that starts `scontrol`.
 
-Owns the identity that Slurm gave us (`SlurmEnv`) and the bounded, shielded call. Must not decide anything: what an answer means for
-the run is the core's. Every call may be made from a worker thread, returns plain data, and never raises because of its surroundings:
-a missing, hanging, killed or confused scontrol is an answer too.
+Owns the identity that Slurm gave us (`SlurmEnv`) and the bounded, shielded call. Must not decide anything: what an
+answer means for the run is the core's. Every call may be made from a worker thread, returns plain data, and never
+raises because of its surroundings: a hanging, killed or confused scontrol is an answer too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OUTPUT_BYTES_MAX = 1 << 20
 """Most bytes kept of what scontrol prints; the rest is read and dropped, so that it never blocks on a full pipe."""
 
 REAP_S = 1.0
-"""How long a killed scontrol may take to end (one that hangs on a dead file system does not). After that it is left to whoever reaps."""
+"""A killed scontrol may take this long to end; one that hangs on a dead file system is then left to whoever reaps orphans."""
 
 REAP_POLL_S = 0.002
 """Between end of output and exit lie microseconds, so this is slept once or twice."""
@@ -44,9 +44,11 @@ REAP_POLL_S = 0.002
 SPECIAL_STEPS_FROM = 0xFFFFFFF0
 """Step ids from here on are not srun's tasks: batch script 0xfffffffb, extern 0xfffffffc, interactive 0xfffffffa (slurm.h)."""
 
+NO_STEP = "batch"
+
 SHIELDED = frozenset({signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP, signal.SIGTSTP})
-"""Blocked in scontrol: with proctrack/linuxproc it is a process of the step, and the notice's own broadcast killed 43 of 540 calls
-(docs/slurm.md, section 2)."""
+"""Blocked in scontrol: with proctrack/linuxproc it is a process of the step, and the notice's own broadcast killed 43 of 540
+calls (docs/slurm.md, section 2)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,11 +59,12 @@ class SlurmEnv:
     array_job_id: int | None
     array_task_id: int | None
     het_leader: int | None
-    step_id: int | None
-    """None when not started by srun: in a batch script, SLURM_STEP_ID is unset."""
+    step_id: str
+    """A number, or "batch" when srun did not start us: in a batch script SLURM_STEP_ID is unset."""
     procid: int
     ntasks: int
-    restart_count: int
+    restarts: int
+    """0 on the first run; not consecutive: one interruption can count 2 (docs/slurm.md, section 2)."""
     nodeid: int
     nodename: str
     cluster: str
@@ -69,7 +72,7 @@ class SlurmEnv:
     @property
     def under_srun(self) -> bool:
         """Whether srun started us. If not, no notice reaches us in the grace (docs/slurm.md, section 4)."""
-        return self.step_id is not None
+        return self.step_id != NO_STEP
 
     @property
     def requeue_id(self) -> str:
@@ -82,42 +85,35 @@ class SlurmEnv:
             return f"{self.array_job_id}_{self.array_task_id}"
         return str(self.het_leader or self.job_id)
 
-    @property
-    def step_name(self) -> str:
-        """The step id as text, or "batch"."""
-        return "batch" if self.step_id is None else str(self.step_id)
+    @classmethod
+    def from_environ(cls, env: Mapping[str, str]) -> SlurmEnv | None:
+        """Our identity, or None outside of a Slurm job. Anything that is not a plain number counts as absent."""
+        job_id = _number(env.get("SLURM_JOB_ID"))
+        if not job_id:
+            return None
+        step_id = _number(env.get("SLURM_STEP_ID"))
+        under_srun = step_id is not None and step_id < SPECIAL_STEPS_FROM
+        # SLURM_STEP_NUM_TASKS first: 24.11 leaves SLURM_NTASKS out of `srun --het-group=1`. In a batch script both speak of the
+        # job, while we are alone.
+        ntasks = _number(env.get("SLURM_STEP_NUM_TASKS")) or _number(env.get("SLURM_NTASKS"))
+        return cls(
+            job_id=job_id,
+            array_job_id=_number(env.get("SLURM_ARRAY_JOB_ID")),
+            array_task_id=_number(env.get("SLURM_ARRAY_TASK_ID")),
+            het_leader=_number(env.get("SLURM_JOB_ID_HET_GROUP_0")) if _number(env.get("SLURM_HET_SIZE")) else None,
+            step_id=str(step_id) if under_srun else NO_STEP,
+            procid=(_number(env.get("SLURM_PROCID")) or 0) if under_srun else 0,
+            ntasks=(ntasks or 1) if under_srun else 1,
+            # Unset on the first run; whatever is no number means 0 (field case 54).
+            restarts=_number(env.get("SLURM_RESTART_COUNT")) or 0,
+            nodeid=_number(env.get("SLURM_NODEID")) or 0,
+            nodename=env.get("SLURMD_NODENAME", ""),
+            cluster=env.get("SLURM_CLUSTER_NAME", ""),
+        )
 
 
 def _number(text: str | None) -> int | None:
     return int(text) if text is not None and re.fullmatch(r"\d{1,10}", text, re.ASCII) else None
-
-
-def from_environ(env: Mapping[str, str]) -> SlurmEnv | None:
-    """Our identity, or None outside of a Slurm job. Anything that is not a plain number counts as absent."""
-    job_id = _number(env.get("SLURM_JOB_ID"))
-    if not job_id:
-        return None
-    step_id = _number(env.get("SLURM_STEP_ID"))
-    if step_id is not None and step_id >= SPECIAL_STEPS_FROM:
-        step_id = None
-    under_srun = step_id is not None
-    # SLURM_STEP_NUM_TASKS first: 24.11 leaves SLURM_NTASKS out of `srun --het-group=1`. In a batch script both speak of the
-    # job, while we are alone.
-    ntasks = _number(env.get("SLURM_STEP_NUM_TASKS")) or _number(env.get("SLURM_NTASKS"))
-    return SlurmEnv(
-        job_id=job_id,
-        array_job_id=_number(env.get("SLURM_ARRAY_JOB_ID")),
-        array_task_id=_number(env.get("SLURM_ARRAY_TASK_ID")),
-        het_leader=_number(env.get("SLURM_JOB_ID_HET_GROUP_0")) if _number(env.get("SLURM_HET_SIZE")) else None,
-        step_id=step_id,
-        procid=(_number(env.get("SLURM_PROCID")) or 0) if under_srun else 0,
-        ntasks=(ntasks or 1) if under_srun else 1,
-        # Unset on the first run, and not consecutive afterwards; whatever is no number means 0 (field case 54).
-        restart_count=_number(env.get("SLURM_RESTART_COUNT")) or 0,
-        nodeid=_number(env.get("SLURM_NODEID")) or 0,
-        nodename=env.get("SLURMD_NODENAME", ""),
-        cluster=env.get("SLURM_CLUSTER_NAME", ""),
-    )
 
 
 def locate(path_env: str | None) -> str | None:
@@ -147,21 +143,26 @@ class Ran:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NotRun:
-    """The call did not come to an end of its own. `definite`: it never will, there is no scontrol."""
+    """The call did not come to an end of its own."""
 
     reason: str
-    definite: bool
 
 
 class Scontrol:
     """`scontrol` for one job. Keeps no open thing; every method blocks for `timeout_s` at most and may run in any thread."""
 
-    def __init__(self, path: str | None, our_id: str, env: Mapping[str, str], claims: Claims | None = None) -> None:
+    def __init__(self, path: str, our_id: str, env: Mapping[str, str], claims: Claims | None = None) -> None:
         self.path = path
         self.our_id = our_id
         # Epoch seconds, whatever the user has set (docs/slurm.md, section 3).
         self._env = {**env, "SLURM_TIME_FORMAT": "%s"}
         self._claims = claims
+
+    @classmethod
+    def locate(cls, slurm: SlurmEnv, env: Mapping[str, str], claims: Claims | None = None) -> Scontrol | None:
+        """The scontrol on PATH, for our job; None when there is none."""
+        path = locate(env.get("PATH"))
+        return cls(path, slurm.requeue_id, env, claims) if path else None
 
     def show_job(self, timeout_s: float) -> JobView | NoView:
         """Look at our job. If it is preempted and its EndTime is Unknown, the partition's GraceTime is asked for as well."""
@@ -169,7 +170,7 @@ class Scontrol:
         ran = self._run(("show", "job", self.our_id), timeout_s)
         looked_ms = time.time_ns() // 1_000_000
         if isinstance(ran, NotRun):
-            return NoView(ran.reason, ran.definite)
+            return NoView(ran.reason, definite=False)
         if ran.rc != 0:
             return NoView(_complaint(ran), definite=no_such_job(ran.rc, ran.stderr))
         view = parse_job(ran.stdout, self.our_id, looked_ms)
@@ -200,30 +201,27 @@ class Scontrol:
         """Ask for the requeue. Once accepted, SIGTERM to our own step follows within 40 ms or so, SIGKILL after KillWait."""
         ran = self._run(("requeue", self.our_id), timeout_s)
         if isinstance(ran, NotRun):
-            # Also where there is no scontrol at all: Slurm may yet requeue a preempted job by itself, if we stay.
             return RequeueAnswer("unknown", ran.reason)
         return classify_requeue(ran.rc, ran.stdout, ran.stderr)
 
     def _run(self, arguments: Sequence[str], timeout_s: float) -> Ran | NotRun:
         """One call: bounded in time and in output, never a zombie left, its end never mistaken."""
         what = f"scontrol {' '.join(arguments)}"
-        if self.path is None:
-            return NotRun("no scontrol on PATH", definite=True)
         if timeout_s <= 0:
-            return NotRun(f"no time left for {what}", definite=False)
+            return NotRun(f"no time left for {what}")
         give_up = time.monotonic() + timeout_s
         try:
             child = self._start((self.path, *arguments))
         except OSError as error:
-            return NotRun(f"{what} cannot be started: {error.strerror}", definite=False)
+            return NotRun(f"{what} cannot be started: {error.strerror}")
         try:
             outputs, in_time = _read_all(child, give_up)
         finally:
             rc = self._reap(child, give_up)
         if rc is None:
-            return NotRun(f"{what}: its exit status was lost", definite=False)
+            return NotRun(f"{what}: its exit status was lost")
         if rc < 0 and not in_time:
-            return NotRun(f"{what} did not answer within {timeout_s:.1f} s", definite=False)
+            return NotRun(f"{what} did not answer within {timeout_s:.1f} s")
         return Ran(rc, *outputs)
 
     def _start(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:

@@ -1,7 +1,8 @@
 """What Slurm's commands print, read into plain data: `scontrol show job`, `show config`, `show partition`, `requeue`.
 
-Owns the knowledge of those texts, of 22.05 and 24.11 alike. Pure: no process is started here and no clock is read. Must never guess:
-a text that lacks what is needed is "could not look" (`NoView`), because a wrong cause would requeue a job that a person cancelled.
+Owns the knowledge of those texts, the same for 22.05 and 24.11. Pure: no process is started here and no clock is
+read. Must never guess: a text that lacks what is needed is "could not look" (`NoView`), for a wrong cause would
+revive a job that a person cancelled.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ _PAIR = re.compile(r"([A-Za-z]\w*)=(\S*)")
 _TRUSTED_LINES = frozenset(
     {"JobState", "Requeue", "Restarts", "RunTime", "StartTime", "EndTime", "PreemptEligibleTime", "PreemptTime", "Partition"}
 )
-"""First keys of the lines that are read. None of these lines holds text that a user wrote; JobName, Comment and WCKey do, and were
-seen to hold spaces, newlines and `Restarts=7` (22.05 and 24.11)."""
+"""First keys of the lines that are read. None of them holds text that a user wrote. JobName and Comment do: they may hold spaces,
+newlines and `Restarts=7` (seen on 22.05 and 24.11)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,21 +75,21 @@ def find_record(text: str, our_id: str) -> dict[str, str] | None:
     """Keys and values of our record. A record is a line that starts with JobId= and, later, one that starts with `   UserId=`.
 
     What stands between the two is the rest of a JobName with newlines in it, and is passed over; a header-like line in there, or
-    in a Comment, makes no record of its own. The first value of a key counts: everything that a user wrote comes after it.
+    in a Comment, makes no record of its own. The first value of a key counts: what a user wrote comes after it.
     """
     header: re.Match[str] | None = None
     record: dict[str, str] | None = None
-    after_blank = True
+    in_body, after_blank = False, True
     for line in text.split("\n"):
         match = _HEADER.match(line)
-        if match is not None and (header is None or after_blank):
+        if match is not None and header is None and (after_blank or not in_body):
             if record is not None:
                 return record
-            header = match
+            header, in_body = match, False
         elif header is not None and line.startswith("   UserId="):
             record = {} if _is_ours(header, our_id) else None
-            header = None
-        elif header is None and record is not None:
+            header, in_body = None, True
+        elif record is not None:
             _take_pairs(line, record)
         after_blank = not line.strip()
     return record

@@ -27,20 +27,29 @@ def job_of(slurm: SlurmEnv | None) -> Job:
     """The job from Slurm's environment, else one named after this host."""
     if slurm is None:
         return Job(f"local-{socket.gethostname()}", 0, "local", 0, None)
-    return Job(slurm.requeue_id, slurm.restart_count, slurm.step_name, slurm.procid, slurm)
+    return Job(slurm.requeue_id, slurm.restarts, slurm.step_id, slurm.procid, slurm)
 
 
 def command_line(command: Sequence[str], resume_arg: str, path: str) -> list[str]:
     """The command with the resume argument: appended, or put in the place of the user's own value, never there twice."""
-    words = list(command)
     if not resume_arg or not path:
-        return words
-    for place, word in enumerate(words):
-        if word == resume_arg and place + 1 < len(words):
-            return [*words[: place + 1], path, *words[place + 2 :]]
+        return list(command)
+    words: list[str] = []
+    rest = list(command)
+    found = False
+    while rest:
+        word = rest.pop(0)
         if word.startswith(f"{resume_arg}="):
-            return [*words[:place], f"{resume_arg}={path}", *words[place + 1 :]]
-    return [*words, resume_arg, path]
+            found = True
+            words.append(f"{resume_arg}={path}")
+        elif word == resume_arg:
+            found = True
+            words += [word, path]
+            if rest and not rest[0].startswith("-"):
+                rest.pop(0)
+        else:
+            words.append(word)
+    return words if found else [*words, resume_arg, path]
 
 
 def warnings(job: Job, scontrol_found: bool) -> list[str]:

@@ -50,21 +50,45 @@ class Transport:
         self.endpoint = ""
 
     def __enter__(self) -> Transport:
-        self._directory = _private_directory(self._places)
-        path = self._directory / "s"
-        self.endpoint = f"ipc://{path}"
         self._context = zmq.Context(io_threads=1)
         self.socket = self._context.socket(zmq.ROUTER)
         self.socket.set(zmq.LINGER, 0)
         self.socket.set(zmq.MAXMSGSIZE, wire.FRAME_BYTES_MAX)
         self.socket.set(zmq.ROUTER_HANDOVER, 1)
-        self.socket.bind(self.endpoint)
-        return self
+        tried = []
+        for place in filter(None, self._places):
+            problem = self._bind_in(place)
+            if not problem:
+                return self
+            tried.append(f"{place} ({problem})")
+        self._context.destroy(linger=0)
+        raise NoPlace(f"no place for the socket: {', '.join(tried)}; set TMPDIR to a short path on a local disk")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.socket.close(linger=0)
         self._context.destroy(linger=0)
         shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _bind_in(self, place: str) -> str:
+        """Bind in a new 0700 directory below `place`; what is in the way, or ""."""
+        try:
+            # Absolute, since the command may change its directory.
+            directory = Path(tempfile.mkdtemp(prefix="ckpt-", dir=Path(place).absolute()))
+        except OSError as error:
+            return error.strerror or str(error)
+        path = directory / "s"
+        problem = _unfit(path)
+        try:
+            if not problem:
+                self.socket.bind(f"ipc://{path}")
+        except zmq.ZMQError as error:
+            problem = error.strerror or str(error)
+        if problem:
+            shutil.rmtree(directory, ignore_errors=True)
+        else:
+            self._directory = directory
+            self.endpoint = f"ipc://{path}"
+        return problem
 
     def send(self, pid: int, word: wire.ToRank) -> None:
         """Send one word; a rank that is not connected misses it, as every word may be lost."""
@@ -97,30 +121,9 @@ class Transport:
             yield word
 
 
-def _private_directory(places: Sequence[str]) -> Path:
-    """A new 0700 directory in the first place where the socket's path is short enough and the file system takes it."""
-    tried = []
-    for place in places:
-        if not place:
-            continue
-        try:
-            directory = Path(tempfile.mkdtemp(prefix="ckpt-", dir=place))
-        except OSError as error:
-            tried.append(f"{place} ({error.strerror})")
-            continue
-        if len(os.fsencode(directory / "s")) <= PATH_BYTES_MAX and _takes_files(directory):
-            return directory
-        tried.append(f"{place} (path longer than {PATH_BYTES_MAX} bytes, or full)")
-        shutil.rmtree(directory, ignore_errors=True)
-    raise NoPlace(f"no place for the socket: {', '.join(tried)}; set TMPDIR to a short path on a local disk")
-
-
-def _takes_files(directory: Path) -> bool:
-    """Whether a name can still be made here (a full file system may have made the directory, but no more inodes)."""
-    probe = directory / "s"
-    try:
-        probe.touch()
-        probe.unlink()
-    except OSError:
-        return False
-    return True
+def _unfit(path: Path) -> str:
+    """Why ZeroMQ cannot bind to this path, or "": it takes text, as UTF-8, and puts it into sun_path."""
+    name = os.fsencode(path)
+    if len(name) > PATH_BYTES_MAX:
+        return f"a path longer than {PATH_BYTES_MAX} bytes"
+    return "" if name == str(path).encode(errors="replace") else "a path that is no UTF-8"

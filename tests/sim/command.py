@@ -25,7 +25,6 @@ class Command:
         self.elastic = 0
         self.code: int | None = None
         self.processes: list[Process] = []
-        self.everybody: list[Process] = []
         self.gates: dict[Any, Gate] = defaultdict(Gate)
         self._start()
 
@@ -35,7 +34,6 @@ class Command:
         self.processes = [
             Process(self.world, self, rank, generation, self._hooked(rank)) for rank in range(self.options.ranks)
         ]
-        self.everybody += self.processes
 
     def _hooked(self, rank: int) -> bool:
         if self.options.has("alone"):

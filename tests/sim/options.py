@@ -15,7 +15,7 @@ SAVE = ("slow_save", "hung_save", "save_raises", "full_disk", "short", "corrupt"
 STORE = ("verify_slow", "verify_hang", "commit_slow", "commit_hang", "commit_fails", "fenced", "there_already")
 LOOK = ("look_early", "look_slow", "look_fails", "cannot_look")
 REQUEUE = ("refused", "no_batch", "requeue_hangs", "requeue_lost", "requeue_fails", "away", "frozen", "late_term", "others")
-SIGNALS = ("storm", "then_scancel", "then_requeue", "then_limit", "then_save", "early_notice", "second_preempt")
+SIGNALS = ("storm", "then_scancel", "then_requeue", "then_limit", "then_save", "early_notice", "then_usr1")
 COMMAND = ("exits", "ignores_leave", "slow_exit", "unkillable", "exit_code", "in_place")
 FAULTS = NET + RANK + SAVE + STORE + LOOK + REQUEUE + SIGNALS + COMMAND
 
@@ -58,6 +58,7 @@ class Options:
     step_ms: int
     collective: bool
     gap_ms: int
+    attach_api: bool
     phase_every: int
     phase_alone: bool
     safe_points: int
@@ -109,6 +110,10 @@ def draw(seed: int, rng: random.Random, ranks_max: int = 16) -> Options:
     ends = story in ("none", "save", "rehearse")
     steps = ENDLESS if endless and not ends else max(1, (story_ms + rng.randrange(6_000)) // step_ms)
     kill_wait_ms = rng.choice((6_000, 10_000, 30_000))
+    save_ms, verify_ms, commit_ms = rng.choice((5, 50, 400, 1_500)), rng.choice((5, 50, 400)), rng.choice((5, 50, 200))
+    every_steps = rng.choice((0, 0, 1, 3, 10))
+    if every_steps and steps < ENDLESS:
+        every_steps = max(every_steps, steps * (save_ms + verify_ms + commit_ms) // 60_000)  # So that it ends some day.
     return Options(
         seed=seed,
         mode=mode,
@@ -119,16 +124,17 @@ def draw(seed: int, rng: random.Random, ranks_max: int = 16) -> Options:
         step_ms=step_ms,
         collective=ranks > 1 and rng.random() < 0.6,
         gap_ms=rng.choice((0, 0, 2, step_ms // 2)),
+        attach_api=rng.random() < 0.3,
         phase_every=rng.choice((0, 0, 0, 3, 7)),
         phase_alone=rng.random() < 0.4,
         safe_points=rng.randrange(1, 5),
         resume_step=rng.choice((-1, -1, 1, 40)),
         start_ms=rng.choice((0, 20, 200)),
-        every_steps=rng.choice((0, 0, 1, 3, 10)),
+        every_steps=every_steps,
         every_ms=rng.choice((None, None, 700, 3_000)),
-        save_ms=rng.choice((5, 50, 400, 1_500)),
-        verify_ms=rng.choice((5, 50, 400)),
-        commit_ms=rng.choice((5, 50, 200)),
+        save_ms=save_ms,
+        verify_ms=verify_ms,
+        commit_ms=commit_ms,
         kill_wait_ms=kill_wait_ms,
         grace_ms=rng.choice((5_000, 15_000, 40_000)),
         story_ms=story_ms,

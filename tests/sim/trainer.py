@@ -8,10 +8,11 @@ fall: that pair of orders is what the whole agreement stands on (docs/protocol.m
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ckpt_client import wire
+from ckpt_client.place import Place
 from ckpt_client.wire import Position, Who
 
 if TYPE_CHECKING:
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 PARK = "park"
 FOREVER = "forever"
 TICK_MS = 500
-HELLO_MS = 1_000
-WELCOME_TRIES = 5
+HELLO_TURN_MS = 25
+HELLO_EVERY_MS = 500
+HELLO_MAX_MS = 10_000
 COLLECTIVE_SAVE_MS = 5_000
 """Time-out of a collective save: below any round's deadline that matters here."""
 
@@ -60,17 +62,21 @@ class Process:
         self.command = command
         self.rank = rank
         self.hooked = hooked
-        self.who = Who(rank, generation, world.new_pid())
-        self.protocol: Any = world.rank_type(self.who, 0)
-        self.protocol.process = self
+        self.who = Who(rank, generation, world.new_pid(self))
+        self.protocol: Any = None
+        self.place: Any = None
         self.n = 0
+        self.code = 0
+        self._answer: wire.ToRank | None = None
         self.alive = True
         self.stopped = False
+        self.stopped_ms = 0
         self.hung = False
         self.saving = False
         self.silenced = False
         self.parked_ms: int | None = None
         self.left_n: int | None = None
+        self.times_left = 0
         self._held: list[tuple[Any, ...]] = []
         self._token = 0
         self._ticking = False
@@ -114,6 +120,10 @@ class Process:
             return
         word = wire.decode_to_rank(frame)
         self.world.trace(f"r{self.rank} hears {word}")
+        if self.protocol is None:
+            if isinstance(word, wire.Welcome | wire.Refused):
+                self._answer = word
+            return
         self._listening = True
         self.protocol.hear(word, self.world.now)
         self._listening = False
@@ -129,6 +139,7 @@ class Process:
     def stop(self, stopped: bool) -> None:
         """SIGSTOP or SIGCONT."""
         self.stopped = stopped
+        self.stopped_ms = self.world.now
         if not stopped:
             held, self._held = self._held, []
             for call, argument in held:
@@ -159,35 +170,15 @@ class Process:
 
     def _life(self) -> Iterator[Any]:
         options, rng = self.options, self.world.rng
-        self.code = 0
         yield options.start_ms + rng.randrange(20) + self.command.late_ms(self.rank)
-        start = self.command.resume_step
+        self.n = max(0, self.command.resume_step)
         if self.hooked:
             yield from self._attach()
-            if isinstance(self.protocol.welcome, wire.Welcome):
-                start = self.protocol.welcome.resume_step
-        self.n = max(0, start)
-        if self.hooked and not isinstance(self.protocol.entered, Position):
-            self.protocol.entered = self.n - 1  # From attach to the first boundary: the start itself.
         stop = self.n + options.steps
         if options.has("ends_early") and self.rank == options.ranks - 1:
-            stop = self.n + max(1, options.steps // 2) if options.steps < 1_000 else self.n + 10
-        left = False
-        while self.n < stop and not left:
-            yield self._step_ms()
-            if self.hung:
-                yield FOREVER
-            if options.collective:
-                yield from self._meet(("step", self.n))
-            self.n += 1
-            self.world.checks.stepped(self)
-            k = 0
-            if options.phase_every and self.n % options.phase_every == 0:
-                k, left = yield from self._phase(last=self.n == stop)
-            if not left:
-                entered = None if self.n == stop and "last_raises" not in self.world.code.hook_faults else self.n
-                left = yield from self._boundary(Position(self.n, k), entered)
-        if self.hooked and not left:
+            stop = self.n + min(10, options.steps // 2 + 1)
+        left = yield from self._loop(stop)
+        if self.protocol is not None:
             self.protocol.finish()
             self._flush()
         if left:
@@ -197,13 +188,50 @@ class Process:
             yield rng.choice((0, 20, 300))
 
     def _attach(self) -> Iterator[Any]:
-        for _ in range(WELCOME_TRIES):
-            hello = wire.Hello(self.who, wire.VERSION, self.options.ranks, self.rank, self.options.sharded)
-            self.world.net.to_supervisor(self, hello)
-            for _ in range(20):
-                if self.protocol.welcome is not None:
-                    return
-                yield HELLO_MS // 20
+        """Say Hello until Welcome, as the client does. Without one training runs on by itself."""
+        hello = wire.Hello(self.who, wire.VERSION, self.options.ranks, self.rank, self.options.sharded)
+        for turn in range(HELLO_MAX_MS // HELLO_TURN_MS):
+            if turn % (HELLO_EVERY_MS // HELLO_TURN_MS) == 0:
+                self.world.net.to_supervisor(self, hello)
+            yield HELLO_TURN_MS
+            if self._answer is not None:
+                break
+        if not isinstance(self._answer, wire.Welcome):
+            self.hooked = False
+            return
+        self.n = max(0, self._answer.resume_step)
+        self.protocol = self.world.rank_type(self.who, self.n + self.options.attach_api, done_steps=self.n)
+        self.protocol.process = self
+        self.protocol.hear(self._answer, self.world.now)
+        self._flush()
+        self.place = Place(self.protocol)
+        yield self.world.rng.randrange(50)  # Loading.
+
+    def _loop(self, stop: int) -> Iterator[Any]:
+        """`steps()`, where a boundary comes before each step, or a loop with `hook.step(n)` after it. True when told to leave."""
+        options, api = self.options, self.options.attach_api
+        for n in range(self.n, stop):
+            if not api and (yield from self._boundary(lambda n=n: self._store(n))):
+                return True
+            yield self._step_ms()
+            if self.hung:
+                yield FOREVER
+            if options.collective:
+                yield from self._meet(("step", n))
+            self.n = n + 1
+            if api and (yield from self._boundary(lambda n=n: self._store(n + 1))):
+                return True
+            if options.phase_every and self.n % options.phase_every == 0 and (yield from self._phase(self.n == stop)):
+                return True
+        if api:
+            return False
+        return (yield from self._boundary(lambda: self._store(stop, last="last_raises" not in self.world.code.hook_faults)))
+
+    def _store(self, n: int, last: bool = False) -> Position:
+        """The hook's store. At the end of the loop `entered` stays at n (rule 9)."""
+        here = self.place.at(n)
+        self.protocol.entered = here if last else n
+        return here
 
     def _step_ms(self) -> int:
         options, rng = self.options, self.world.rng
@@ -217,34 +245,37 @@ class Process:
         options, n = self.options, self.n
         alone = options.phase_alone
         if alone and self.rank:
-            return 0, False
-        left = yield from self._boundary(Position(n, 0), Position(n, 0) if alone else Position(n, 1))
-        for k in range(1, options.safe_points + 1):
-            if left:
-                return k, True
+            return False
+        still = "safe_points" in self.world.code.hook_faults
+        if (yield from self._boundary(lambda: self.place.enter(n, alone=alone or still))):
+            return True
+        for k in range(options.safe_points):
             yield options.step_ms
             if options.collective and not alone:
                 yield from self._meet(("phase", n, k))
-            left = yield from self._boundary(Position(n, 0 if alone else k), Position(n, 0) if alone else Position(n, k + 1))
+            if (yield from self._boundary(self._safe_point)):
+                return True
         yield options.step_ms
-        if options.collective and not alone and not left:
+        if options.collective and not alone:
             yield from self._meet(("phase", n, "end"))
-        return (0 if alone else options.safe_points + 1), left
+        return (yield from self._boundary(lambda: self.place.leave(last=last and not options.attach_api)))
 
-    def _boundary(self, here: Position, entered: int | Position | None) -> Iterator[Any]:
-        """The hook: store `entered`, test `hold > done`. True when the loop has to end."""
-        if not self.hooked:
+    def _safe_point(self) -> Position | None:
+        return self.place.safe_point()
+
+    def _boundary(self, store: Callable[[], Position | None]) -> Iterator[Any]:
+        """The hook: store `entered`, then test `hold > done`. True when the loop has to end."""
+        if self.protocol is None:
             return False
-        protocol, gap_ms = self.protocol, self.options.gap_ms
+        gap_ms = self.options.gap_ms
         if gap_ms:
             self._fast = True
             yield gap_ms // 2
-        if entered is not None:
-            protocol.entered = entered
+        here = store()
         if gap_ms:
             yield gap_ms - gap_ms // 2
             self._fast = False
-        if protocol.hold > protocol.done or here.n >= protocol.due:
+        if here is not None and (self.protocol.hold > self.protocol.done or here.n >= self.protocol.due):
             if self._listening:
                 yield 0  # The listener holds the lock.
             return (yield from self._slow(here))
@@ -271,7 +302,9 @@ class Process:
                 yield from self._save(decision.order)
                 continue
             if decision.step is step.LEAVE:
-                protocol.left()
+                if self.times_left < 2:
+                    protocol.left()
+                self.times_left += 1
                 self._flush()
                 if self.left_n is None:
                     self.left_n = self.n

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.lab import LAB_PROGRAM, Lab, RequeueCall, lab_program, parse_jobs
+from tests.support.lab import LAB_PROGRAM, Lab, lab_program
+from tests.support.lab_text import RequeueCall, parse_jobs, parse_requeue_calls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -245,3 +246,16 @@ def test_words_in_a_job_name_are_not_taken_for_fields() -> None:
     assert (first["JobName"], first["Restarts"]) == ("a Restarts=7 PreemptTime=x", "0")
     assert "PreemptTime" not in first
     assert (second["JobId"], second["Restarts"]) == ("8", "1")
+
+
+def test_requeue_calls_are_told_from_requeues_that_slurm_makes_by_itself() -> None:
+    """Only what follows a requeue RPC counts, an array's element is found by both of its names, and a refusal keeps its reason."""
+    log = (
+        "[t1] debug:  _job_requeue_op: JobId=7 state 0x8000 reason 0 priority 1\n"
+        "[t2] debug2: Processing RPC: REQUEST_JOB_REQUEUE from UID=5\n"
+        "[t3] debug:  _job_requeue_op: JobId=7_2(9) state 0x8000 reason 0 priority 1\n"
+        "[t4] debug2: Processing RPC: REQUEST_JOB_REQUEUE from UID=0\n"
+        "[t5] _slurm_rpc_requeue: Requeue of JobId=7 returned an error: Job is pending execution\n"
+    )
+    assert parse_requeue_calls(log, "7_2") == parse_requeue_calls(log, 9) == [RequeueCall("t3", 5, None)]
+    assert parse_requeue_calls(log, 7) == [RequeueCall("t5", 0, "Job is pending execution")]

@@ -9,16 +9,16 @@ through the command line of deploy/lab/lab.py, the same that people use.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
-import re
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tests.support.lab_text import Job, JobId, RequeueCall, parse_jobcomp, parse_jobs, parse_requeue_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -28,20 +28,6 @@ CHROOT_VARIABLE = "SLURM_LAB_CHROOT"
 LAB_S = 90
 POLL_S = 0.05
 REVOKED_S = 3  # released within 2 s of its requeue a job fails with "Job credential revoked" (docs/slurm.md section 2)
-# Their values may hold blanks and words like "Restarts=7"; each stands last on its line.
-WHOLE_LINE_KEYS = ("JobName", "Comment", "Command", "WorkDir", "StdErr", "StdIn", "StdOut", "AdminComment")
-
-Job = dict[str, str]
-JobId = int | str
-
-
-@dataclasses.dataclass(frozen=True)
-class RequeueCall:
-    """One `scontrol requeue` as slurmctld's log has it; error is None when it was accepted."""
-
-    at: str
-    uid: int
-    error: str | None
 
 
 def lab_program(*words: str) -> dict[str, Any]:
@@ -54,35 +40,12 @@ def lab_program(*words: str) -> dict[str, Any]:
     return answer
 
 
-def parse_jobs(text: str) -> list[Job]:
-    """The records of `scontrol show job` in its form of many lines."""
-    records = []
-    for block in re.split(r"\n\s*\n", text.strip()):
-        record: Job = {}
-        for line in block.splitlines():
-            _parse_line(line.strip(), record)
-        if "JobId" in record:
-            records.append(record)
-    return records
-
-
-def _parse_line(line: str, record: Job) -> None:
-    while line:
-        key, equals, rest = line.partition("=")
-        if not equals:
-            return
-        if key in WHOLE_LINE_KEYS:
-            record[key] = rest
-            return
-        record[key], _, line = rest.partition(" ")
-
-
 def _option_words(options: Mapping[str, object]) -> list[str]:
     words = []
     for name, value in options.items():
         flag = "--" + name.replace("_", "-")
-        if name == "job_requeue":
-            words += [] if value else ["--no-job-requeue"]
+        if name in ("job_requeue", "backfill"):
+            words += [] if value else [flag.replace("--", "--no-", 1)]
         elif value is True:
             words.append(flag)
         elif value is not None and value is not False:
@@ -267,32 +230,11 @@ class Lab:
 
     def jobcomp(self, jobid: JobId) -> list[Job]:
         """The records of jobcomp.txt, one for each run that ended (JobState=PENDING: requeued)."""
-        records = []
-        for line in Path(self.info["jobcomp"]).read_text(errors="replace").splitlines():
-            record = dict(re.findall(r"(\w+)=(.*?)(?= \w+=|\s*$)", line))
-            if record.get("JobId") == str(jobid):
-                records.append(record)
-        return records
+        return parse_jobcomp(Path(self.info["jobcomp"]).read_text(errors="replace"), jobid)
 
     def requeue_calls(self, jobid: JobId) -> list[RequeueCall]:
         """Every `scontrol requeue` of the job that reached slurmctld, accepted or not; Slurm's own requeues are none."""
-        calls, uid = [], None
-        for line in self.log.read_text(errors="replace").splitlines():
-            if found := re.search(r"Processing RPC: REQUEST_JOB_REQUEUE from UID=(\d+)", line):
-                uid = int(found[1])
-            elif uid is not None and (result := self._requeue_result(line)):
-                if str(jobid) in result[0]:
-                    calls.append(RequeueCall(line[1 : line.find("]")], uid, result[1]))
-                uid = None
-        return calls
-
-    @staticmethod
-    def _requeue_result(line: str) -> tuple[set[str], str | None] | None:
-        if found := re.search(r"_job_requeue_op: JobId=([\d_+]+)(?:\((\d+)\))?", line):
-            return {found[1], found[2]}, None
-        if found := re.search(r"_slurm_rpc_requeue: Requeue of JobId=([\d_+]+)(?:\((\d+)\))? returned an error: (.*)", line):
-            return {found[1], found[2]}, found[3]
-        return None
+        return parse_requeue_calls(self.log.read_text(errors="replace"), jobid)
 
     # Disturbances
 

@@ -32,8 +32,11 @@ from ckpt_supervisor.store import (
     point_latest,
     promote,
     read_manifest,
+    remove,
     scan,
+    sweep,
     take_epoch,
+    to_prune,
     verify_checkpoint,
 )
 
@@ -70,6 +73,22 @@ def test_a_commit_leaves_the_checkpoint_and_latest(tmp_path: Path) -> None:
     assert str((tmp_path / "latest").readlink()) == "step-000000005"
     assert read_manifest(tmp_path / "step-000000005") == manifest
     assert verify_checkpoint(tmp_path / "step-000000005").verdict is Verdict.INTACT
+
+
+def test_the_directory_may_be_a_link(tmp_path: Path) -> None:
+    """A DIR that is a link to another volume takes, finds, prunes and sweeps checkpoints like any other."""
+    (tmp_path / "scratch").mkdir()
+    root = tmp_path / "checkpoints"
+    root.symlink_to("scratch")
+    epoch = take_epoch(root, "1", 0, "0").epoch
+    for step in (5, 6):
+        assert isinstance(commit(root, *written(root, epoch, step)), Committed)
+    (old,) = to_prune(scan(root), 1, ())
+    assert remove(old).names == ("step-000000005",)
+    make_partial(root, 7, epoch - 1, 1)
+    assert len(sweep(root, epoch).names) == 1
+    assert names(root) == {"step-000000006", "latest"}
+    assert newest_intact(root).passed_over == ()
 
 
 @contextmanager

@@ -144,6 +144,35 @@ def test_a_tidied_directory_is_still_ours(tmp_path: Path) -> None:
     assert not check_epoch(tmp_path, first.epoch)
 
 
+def test_a_mark_is_made_whole_or_not_at_all(tmp_path: Path) -> None:
+    """A mark is a link that holds its maker and points nowhere; where that cannot be, a file with the same in it."""
+    holder = take_epoch(tmp_path, "1", 0, "0")
+    mark = tmp_path / ".attempt-000000001"
+    assert mark.is_symlink()
+    assert not mark.exists()
+    assert msgspec.json.decode(str(mark.readlink()), type=Holder) == holder
+    too_long_for_a_link = take_epoch(tmp_path, "j" * 5000, 1, "0")
+    mark = tmp_path / ".attempt-000000002"
+    assert not mark.is_symlink()
+    assert msgspec.json.decode(mark.read_bytes(), type=Holder) == too_long_for_a_link
+
+
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_a_start_that_is_under_way_refuses_a_later_one(tmp_path: Path, kind: str) -> None:
+    """A live process that has its mark but has not yet written DIR/attempt goes first."""
+    (tmp_path / "other").mkdir()
+    with other(tmp_path / "other", "1", 0, "0") as process:
+        line_of(process)
+        holder = msgspec.structs.replace(read_holder(tmp_path / "other"), epoch=1)  # type: ignore[type-var]
+        mark = tmp_path / ".attempt-000000001"
+        data = msgspec.json.encode(holder)
+        mark.symlink_to(data.decode()) if kind == "link" else mark.write_bytes(data)
+        with pytest.raises(HeldByOther, match=str(process.pid)):
+            take_epoch(tmp_path, "2", 0, "0")
+        assert not os.path.lexists(tmp_path / ".attempt-000000002")
+    assert take_epoch(tmp_path, "2", 0, "0").epoch == 2
+
+
 def test_a_mark_left_by_a_crash_is_passed(tmp_path: Path) -> None:
     """An empty mark of somebody who died while starting costs a bounded wait and nothing else."""
     take_epoch(tmp_path, "1", 0, "0")

@@ -11,10 +11,24 @@ from typing import Any
 
 from ckpt_client import wire
 
-from ckpt_supervisor.core.commands import CallRequeue, Command, DropPartial, EndCommand, Exit, LookUp
-from ckpt_supervisor.core.events import CommandExited, Committed, Event, Looked, Met, RankGone, RequeueReturned, SignalCame, Verified
+from ckpt_supervisor.core.commands import CallRequeue, Command, DropPartial, EndCommand, Exit, LookUp, Say
+from ckpt_supervisor.core.events import (
+    CommandExited,
+    Committed,
+    Event,
+    Looked,
+    Met,
+    RankGone,
+    RequeueReturned,
+    SignalCame,
+    Verified,
+)
 from ckpt_supervisor.core.state import Member, Phase, Round, Stage, State
 from ckpt_supervisor.core.views import JobView, NoView
+
+
+RANKS_SHOWN_MAX = 64
+"""Most ranks whose stage is named when a round is given up."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,7 +43,7 @@ class Entry:
 def describe(event: Event, before: State, after: State, commands: tuple[Command, ...], now_ms: int) -> tuple[Entry, ...]:
     """The lines for one step of the machine, in order."""
     return (
-        *_of_event(event, before, now_ms),
+        *_of_event(event, before, after),
         *_of_notice(before, after, now_ms),
         *_of_round(before, after, now_ms),
         *_of_phase(before, after),
@@ -37,7 +51,7 @@ def describe(event: Event, before: State, after: State, commands: tuple[Command,
     )
 
 
-def _of_event(event: Event, before: State, now_ms: int) -> Iterator[Entry]:
+def _of_event(event: Event, before: State, after: State) -> Iterator[Entry]:
     match event:
         case SignalCame(name=name, meaning=meaning):
             yield _info("signal", signal=name, meaning=meaning.value)
@@ -45,7 +59,7 @@ def _of_event(event: Event, before: State, now_ms: int) -> Iterator[Entry]:
             yield _looked(view, why)
         case RankGone(pid=pid, how=how):
             for rank in before.ranks:
-                if rank.who.pid == pid and not rank.gone:
+                if rank.who.pid == pid and not rank.gone and not _is_awaited(before.round, rank.who):
                     yield _info("rank_gone", rank=rank.who.rank, rank_pid=pid, how=how)
         case CommandExited(code=code):
             level = "info" if code == 0 or before.leaving is not None else "warning"
@@ -62,7 +76,7 @@ def _of_event(event: Event, before: State, now_ms: int) -> Iterator[Entry]:
         case Met(ready=False, reason=reason):
             yield _info("requeue_waits", reason=reason)
         case wire.Hello(who=who, world_size=world, sharded=sharded):
-            if before.rank(who) is None:
+            if before.rank(who) is None and after.rank(who) is not None:
                 fields = {"rank": who.rank, "rank_pid": who.pid, "world_size": world, "generation": who.generation}
                 yield _info("rank_hello", **fields, sharded=sharded)
         case wire.Finished(who=who):
@@ -75,7 +89,12 @@ def _of_event(event: Event, before: State, now_ms: int) -> Iterator[Entry]:
                 yield Entry("rank_left", "warning" if again else "info", {"rank": who.rank, "went_on": again})
         case _:
             pass  # Ticks and the words of a round: their effects are described below.
-    _ = now_ms
+
+
+def _is_awaited(current: Round | None, who: wire.Who) -> bool:
+    """Whether this rank's end costs a round, which then tells of it."""
+    member = None if current is None else current.member(who)
+    return member is not None and member.stage is not Stage.WRITTEN
 
 
 def _looked(view: JobView | NoView, why: str) -> Entry:
@@ -115,9 +134,11 @@ def _of_notice(before: State, after: State, now_ms: int) -> Iterator[Entry]:
 
 def _of_round(before: State, after: State, now_ms: int) -> Iterator[Entry]:
     old, new = before.round, after.round
-    if new is not None and (old is None or old.number != new.number):
-        if old is not None:
-            yield from _round_over(old, after, now_ms)
+    if old is not None and (new is None or new.number != old.number):
+        yield from _round_over(old, after, now_ms)
+    if new is None:
+        return
+    if old is None or old.number != new.number:
         yield _info(
             "round_begun",
             round=new.number,
@@ -127,23 +148,18 @@ def _of_round(before: State, after: State, now_ms: int) -> Iterator[Entry]:
             tries=new.tries,
         )
         yield from _members(None, new, now_ms)
-    elif new is None and old is not None:
-        yield from _members(old, _last_of(old, before), now_ms)
-        yield from _round_over(old, after, now_ms)
-    elif new is not None and old is not None:
-        if old.kind is not new.kind:
-            yield _info("round_turned", round=new.number, kind=new.kind.value, save_left_ms=new.save_by_ms - now_ms)
-        yield from _members(old, new, now_ms)
-        if new.at is not None and old.at is None:
-            yield _info("agreed", round=new.number, step=new.at.n, safe_point=new.at.k)
-        if new.go and not old.go:
-            yield _info("go", round=new.number, after_ms=now_ms - new.began_ms)
-
-
-def _last_of(old: Round, before: State) -> Round:
-    """The round as the step before left it (what ended it is in round_given_up)."""
-    _ = before
-    return old
+        return
+    if old.kind is not new.kind:
+        yield _info("round_turned", round=new.number, kind=new.kind.value, save_left_ms=new.save_by_ms - now_ms)
+    yield from _members(old, new, now_ms)
+    if new.at is not None and old.at is None:
+        yield _info("agreed", round=new.number, step=new.at.n, safe_point=new.at.k)
+    if new.go and not old.go:
+        yield _info("go", round=new.number, after_ms=now_ms - new.began_ms)
+    if new.verified and not old.verified:
+        yield from _all_members(new, Stage.VERIFIED, now_ms)
+    if new.committed and not old.committed:
+        yield from _all_members(new, Stage.COMMITTED, now_ms)
 
 
 def _members(old: Round | None, new: Round, now_ms: int) -> Iterator[Entry]:
@@ -171,17 +187,25 @@ def _member_fields(member: Member, current: Round, now_ms: int) -> dict[str, Any
     return fields
 
 
+def _all_members(current: Round, stage: Stage, now_ms: int) -> Iterator[Entry]:
+    """The end of each rank's chain of words. It holds for all at once and is in `verified` and `commit` too: debug."""
+    for member in current.members:
+        fields = _member_fields(dataclasses.replace(member, stage=stage), current, now_ms)
+        yield Entry("rank_" + stage.value, "debug", fields)
+
+
 def _round_over(old: Round, after: State, now_ms: int) -> Iterator[Entry]:
-    step = old.at.n if old.at is not None else None
-    committed = step is not None and after.committed_step >= step
-    fields: dict[str, Any] = {"round": old.number, "step": step, "took_ms": now_ms - old.began_ms}
-    if committed:
+    given_up = after.given_up
+    fields: dict[str, Any] = {"round": old.number, "step": None if old.at is None else old.at.n, "took_ms": now_ms - old.began_ms}
+    if given_up is None or given_up.round.number != old.number:
+        if not old.committed:
+            # It was committed in this very step, or nothing had to be written: that step stands already.
+            yield from _all_members(old, Stage.COMMITTED, now_ms)
         yield Entry("round_committed", "info", fields)
         return
-    fields["ranks"] = {str(member.who.rank): member.stage.value for member in old.members[:64]}
-    if after.leaving is not None and after.leaving.reason:
-        fields["reason"] = after.leaving.reason
-    yield Entry("round_given_up", "warning", fields)
+    yield from _members(old, given_up.round, now_ms)
+    fields["ranks"] = {str(member.who.rank): member.stage.value for member in given_up.round.members[:RANKS_SHOWN_MAX]}
+    yield Entry("round_given_up", "warning", {**fields, "reason": given_up.reason})
 
 
 def _of_phase(before: State, after: State) -> Iterator[Entry]:
@@ -206,6 +230,8 @@ def _of_commands(commands: tuple[Command, ...]) -> Iterator[Entry]:
                 yield _info("requeue_called")
             case DropPartial(partial=partial):
                 yield _info("partial_dropped", path=partial)
+            case Say(pid=pid, word=wire.Refused(reason=reason)):
+                yield Entry("rank_refused", "warning", {"rank_pid": pid, "reason": reason})
             case LookUp(why=why):
                 yield Entry("look_asked", "debug", {"why": why})
             case _:

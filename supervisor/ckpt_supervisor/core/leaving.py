@@ -12,7 +12,7 @@ from ckpt_client import wire
 
 from ckpt_supervisor.core import notices
 from ckpt_supervisor.core.commands import CallRequeue, Command, EndCommand, Exit, Meet, Say
-from ckpt_supervisor.core.events import CommitResult, Looked, Met, RequeueResult, RequeueReturned
+from ckpt_supervisor.core.events import CommitResult, Committed, Looked, Met, RequeueResult, RequeueReturned
 from ckpt_supervisor.core.names import step_name
 from ckpt_supervisor.core.policy import EXIT_CANCELLED, EXIT_INTERRUPTED, EXIT_STALE, Cause, Policy
 from ckpt_supervisor.core.state import Asking, Leaving, Phase, Requeue, State
@@ -78,19 +78,14 @@ def leave(policy: Policy, state: State, fresh: bool, reason: str, now_ms: int) -
 
 def tick(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands]:
     """What is due in LEAVING: repeat Leave, end the command, go on to the requeue."""
-    state, commands = _end_command(state, now_ms)
+    state, commands = _see_out(state, now_ms)
     leaving = state.leaving
     assert leaving is not None
-    if state.phase is not Phase.LEAVING:
-        return state, commands
-    if now_ms >= leaving.said_ms + RESEND_MS and state.code is None:
-        state = dataclasses.replace(state, leaving=dataclasses.replace(leaving, said_ms=now_ms))
-        commands += _say_leave(state)
     if leaving.own_end and state.code is None and leaving.killed_ms is None:
         return state, commands  # Not asked to leave: nothing to requeue unless its time runs out.
     ended = _ended(state, now_ms)
     if not _asks(policy, state):
-        if ended and not (policy.can_look and _cause(state) is Cause.UNKNOWN and state.looking):
+        if ended and not _waits_for_look(policy, state):
             state, more = finish(policy, state, "")
             return state, commands + more
         return state, commands
@@ -118,14 +113,14 @@ def answer(state: State, word: wire.Ack | wire.Arrived | wire.Saved | wire.Hello
     return (Say(word.who.pid, wire.Leave(max(1, state.newest_round))),)
 
 
-def late_commit(state: State, step: int, result: CommitResult) -> State:
-    """A commit that was given up for its deadline has come through all the same."""
-    if state.leaving is None or result not in (CommitResult.COMMITTED, CommitResult.ALREADY_THERE):
+def late_commit(state: State, event: Committed) -> State:
+    """A commit that was given up for its deadline has come through all the same. Fresh only if it is that of the last round."""
+    if event.result not in (CommitResult.COMMITTED, CommitResult.ALREADY_THERE):
         return state
-    newest = max(step, state.committed_step)
-    return dataclasses.replace(
-        state, committed_step=newest, committed_here=True, leaving=dataclasses.replace(state.leaving, fresh=True)
-    )
+    state = dataclasses.replace(state, committed_step=max(event.step, state.committed_step), committed_here=True)
+    if state.leaving is None or event.round != state.newest_round:
+        return state
+    return dataclasses.replace(state, leaving=dataclasses.replace(state.leaving, fresh=True))
 
 
 def end_at_once(state: State, now_ms: int) -> State:
@@ -164,17 +159,17 @@ def looked(policy: Policy, state: State, event: Looked, now_ms: int) -> tuple[St
     if requeue is None:
         return state, ()
     if _cause(state) is Cause.CANCELLED and requeue.asking is not Asking.ACCEPTED:
-        return _no_requeue(policy, state, now_ms)
+        return _over(policy, state, "", now_ms)
     if _cause(state) is Cause.REQUEUED:
         return _accepted(policy, state, now_ms, "requeued already")
     if requeue.asking is not Asking.LOOKING:
         return state, ()
     if isinstance(event.view, NoView):
         if event.view.definite:
-            return finish(policy, state, f"Slurm cannot be asked ({event.view.reason})")
+            return _over(policy, state, f"Slurm cannot be asked ({event.view.reason})", now_ms)
         return _pause(state, f"the job could not be looked at ({event.view.reason})", now_ms)
     if not event.view.batch:
-        return finish(policy, state, "only batch jobs can be requeued, and this one was not started by sbatch")
+        return _over(policy, state, "only batch jobs can be requeued, and this one was not started by sbatch", now_ms)
     if state.looking:
         return state, ()  # A signal came during the look: what it says is out of date.
     requeue = dataclasses.replace(requeue, asking=Asking.CALLING, calls=requeue.calls + 1, again_ms=None, term_seen=False)
@@ -190,7 +185,7 @@ def returned(policy: Policy, state: State, event: RequeueReturned, now_ms: int) 
         case RequeueResult.ACCEPTED | RequeueResult.PENDING:
             return _accepted(policy, state, now_ms, event.reason)
         case RequeueResult.REFUSED:
-            return finish(policy, state, f"Slurm refused the requeue ({event.reason})")
+            return _over(policy, state, f"Slurm refused the requeue ({event.reason})", now_ms)
         case RequeueResult.UNKNOWN:
             return _pause(state, event.reason, now_ms)
 
@@ -205,9 +200,14 @@ def term_came(state: State) -> State:
 
 def requeue_tick(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands]:
     """What is due in REQUEUEING."""
-    state, commands = _end_command(state, now_ms)
+    state, commands = _see_out(state, now_ms)
     requeue, notice = state.requeue, state.notice
     assert requeue is not None and notice is not None
+    if requeue.asking is Asking.OVER:
+        if _ended(state, now_ms):
+            state, more = finish(policy, state, requeue.reason)
+            return state, commands + more
+        return state, commands
     if requeue.asking is Asking.ACCEPTED:
         assert requeue.accepted_ms is not None
         if _ended(state, now_ms) and (requeue.term_seen or now_ms >= _term_by_ms(state)):
@@ -228,24 +228,31 @@ def requeue_tick(policy: Policy, state: State, now_ms: int) -> tuple[State, Comm
 
 
 def next_deadline(policy: Policy, state: State) -> int | None:
-    """When the ticks of LEAVING and REQUEUEING have something to do."""
+    """When the ticks of LEAVING and REQUEUEING have something to do. No instant stays behind once it has passed."""
     leaving, requeue = state.leaving, state.requeue
     assert leaving is not None
     times: list[int] = []
     if state.code is None:
-        times.append(leaving.end_command_at_ms if leaving.killed_ms is None else leaving.killed_ms + REAP_MS)
-    if state.phase is Phase.LEAVING:
-        if state.code is None:
-            times.append(leaving.said_ms + RESEND_MS)
-        if not leaving.own_end:
+        times.append(leaving.said_ms + RESEND_MS)
+        if leaving.killed_ms is None:
+            times.append(leaving.end_command_at_ms)
+    ended_ms = _ended_at_ms(state)
+    if requeue is None:
+        asks = _asks(policy, state)
+        if asks and not (leaving.own_end and state.code is None and leaving.killed_ms is None):
             times.append(_ask_at_ms(state))
-    elif requeue is not None:
-        if requeue.accepted_ms is not None:
-            times.append(_term_by_ms(state))
-        else:
-            times.append(_stay_until_ms(policy, state))
-            if requeue.again_ms is not None:
-                times.append(requeue.again_ms)
+        if ended_ms is not None and (asks or not _waits_for_look(policy, state)):
+            times.append(ended_ms)
+    elif requeue.asking is Asking.OVER:
+        if ended_ms is not None:
+            times.append(ended_ms)
+    elif requeue.accepted_ms is not None:
+        if ended_ms is not None:
+            times.append(ended_ms if requeue.term_seen else max(ended_ms, _term_by_ms(state)))
+    else:
+        times.append(_stay_until_ms(policy, state))
+        if requeue.again_ms is not None:
+            times.append(requeue.again_ms)
     return min(times, default=None)
 
 
@@ -267,6 +274,12 @@ def finish(policy: Policy, state: State, why_not: str) -> tuple[State, Commands]
         code = policy.requeue_exit
         return done(state, code, f"{cause.value}; {saved}; exit {code} asks Slurm to requeue the job (RequeueExit)")
     return done(state, code, f"{cause.value}; {saved}; {_what_next(policy, state, why_not)}")
+
+
+def before_requeue_line(policy: Policy, state: State) -> str:
+    """What to say before the requeue is called: once it is accepted, Slurm may cut the step's output off before the last line."""
+    next_word = "Slurm brings the job back" if _cause(state) is Cause.REQUEUED else "now asking Slurm to requeue the job"
+    return f"{_cause(state).value}; {_what_stands(policy, state)}; {next_word}"
 
 
 def _what_stands(policy: Policy, state: State) -> str:
@@ -306,12 +319,12 @@ def _cause(state: State) -> Cause:
     return state.notice.cause if state.notice is not None else Cause.UNKNOWN
 
 
-def _no_requeue(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands]:
-    """Back to plain leaving: the job was cancelled meanwhile."""
-    state = dataclasses.replace(state, requeue=None)
-    if _ended(state, now_ms):
-        return finish(policy, state, "")
-    return dataclasses.replace(state, phase=Phase.LEAVING), ()
+def _over(policy: Policy, state: State, reason: str, now_ms: int) -> tuple[State, Commands]:
+    """There will be no requeue: what is left is training's own time to end. The reason is "" for a job that was cancelled."""
+    requeue = state.requeue
+    assert requeue is not None
+    requeue = dataclasses.replace(requeue, asking=Asking.OVER, again_ms=None, reason=reason)
+    return requeue_tick(policy, dataclasses.replace(state, requeue=requeue), now_ms)
 
 
 def _accepted(policy: Policy, state: State, now_ms: int, reason: str) -> tuple[State, Commands]:
@@ -335,7 +348,7 @@ def _look(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands]:
         # Leaving in the grace loses the job on 22.05; whoever stays until the end of it is requeued by Slurm itself.
         requeue = dataclasses.replace(requeue, asking=Asking.PAUSED, again_ms=None, reason="scontrol was not found")
         return dataclasses.replace(state, requeue=requeue), ()
-    return notices.look(policy, state, "right before the requeue")
+    return notices.look(policy, state, "right before the requeue", now_ms)
 
 
 def _pause(state: State, reason: str, now_ms: int) -> tuple[State, Commands]:
@@ -353,21 +366,39 @@ def _stay_until_ms(policy: Policy, state: State) -> int:
     return state.notice.kill_at_ms + (STAY_MS if policy.can_look else STAY_BLIND_MS)
 
 
-def _end_command(state: State, now_ms: int) -> tuple[State, Commands]:
-    """End the command when its time is over, once."""
+def _see_out(state: State, now_ms: int) -> tuple[State, Commands]:
+    """While the command runs: say Leave again, and end it, once, when its time is over."""
     leaving = state.leaving
     assert leaving is not None
-    if state.code is not None or leaving.killed_ms is not None or now_ms < leaving.end_command_at_ms:
-        return state, ()
-    leaving = dataclasses.replace(leaving, killed_ms=now_ms, told=True)
-    return dataclasses.replace(state, leaving=leaving), (EndCommand(leaving.reason),)
+    commands: Commands = ()
+    if state.code is not None:
+        return state, commands
+    if now_ms >= leaving.said_ms + RESEND_MS:
+        leaving = dataclasses.replace(leaving, said_ms=now_ms)
+        commands = _say_leave(state)
+    if leaving.killed_ms is None and now_ms >= leaving.end_command_at_ms:
+        leaving = dataclasses.replace(leaving, killed_ms=now_ms, told=True)
+        commands = (*commands, EndCommand(leaving.reason))
+    return dataclasses.replace(state, leaving=leaving), commands
+
+
+def _ended_at_ms(state: State) -> int | None:
+    """Since when the command counts as over: it has ended, or has had its time to die after the kill. None: not in sight."""
+    leaving = state.leaving
+    assert leaving is not None
+    if state.code is not None:
+        return leaving.began_ms
+    return None if leaving.killed_ms is None else leaving.killed_ms + REAP_MS
 
 
 def _ended(state: State, now_ms: int) -> bool:
-    """Whether the command is over, or has had its time to die after the kill."""
-    leaving = state.leaving
-    assert leaving is not None
-    return state.code is not None or (leaving.killed_ms is not None and now_ms >= leaving.killed_ms + REAP_MS)
+    ended_ms = _ended_at_ms(state)
+    return ended_ms is not None and now_ms >= ended_ms
+
+
+def _waits_for_look(policy: Policy, state: State) -> bool:
+    """The look that tells a cancelled job from an interrupted one is under way; it is bounded by the shell."""
+    return policy.can_look and _cause(state) is Cause.UNKNOWN and state.looking
 
 
 def _ask_at_ms(state: State) -> int:
@@ -377,10 +408,14 @@ def _ask_at_ms(state: State) -> int:
 
 
 def _term_by_ms(state: State) -> int:
-    """Until when the SIGTERM of an accepted requeue is waited for; not past the planned end, when the kill is near anyway."""
+    """Until when the SIGTERM of an accepted requeue is waited for; not past the planned end, when the kill is near anyway.
+
+    Who is still here after the planned end has outlived the expected kill: nothing is near then.
+    """
     assert state.requeue is not None and state.requeue.accepted_ms is not None and state.notice is not None
-    accepted_ms = state.requeue.accepted_ms
-    return max(accepted_ms, min(accepted_ms + TERM_MS, state.notice.budget.out_by_ms))
+    accepted_ms, out_by_ms = state.requeue.accepted_ms, state.notice.budget.out_by_ms
+    term_by_ms = accepted_ms + TERM_MS
+    return min(term_by_ms, out_by_ms) if accepted_ms < out_by_ms else term_by_ms
 
 
 def _say_leave(state: State) -> Commands:

@@ -63,7 +63,7 @@ def start(policy: Policy, now_ms: int) -> Result:
         start_restarts=policy.start_restarts,
         next_save_ms=None if policy.every_ms is None else now_ms + policy.every_ms,
     )
-    return notices.look(policy, state, "start")
+    return notices.look(policy, state, "start", now_ms)
 
 
 def step(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
@@ -110,11 +110,11 @@ def _word(policy: Policy, state: State, word: FromRank, now_ms: int) -> Result:
             state, more = turns.give_up(policy, state, f"the workers were started again (generation {state.generation})", now_ms)
             commands += more
     heard = ranks.heard(state, word, now_ms)
-    if heard is None:
-        return state, commands
-    state, more = _dispatch(policy, heard, word, now_ms)
+    if heard is not None:
+        state, answers = _dispatch(policy, heard, word, now_ms)
+        commands += answers
     state, due = _due(policy, state, now_ms)
-    return state, commands + more + due
+    return state, commands + due
 
 
 def _note(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
@@ -132,8 +132,8 @@ def _note(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
             return ranks.gone(state, pid), ()
         case CommandExited(code=code):
             return dataclasses.replace(state, code=code), ()
-        case Committed(step=step, result=result) if state.phase in (Phase.LEAVING, Phase.REQUEUEING):
-            return leaving.late_commit(state, step, result), ()
+        case Committed() if state.round is None or event.round != state.round.number:
+            return leaving.late_commit(state, event), ()
         case Verified() | Committed() | Met() | RequeueReturned() | Tick():
             return state, ()
         case (
@@ -181,7 +181,11 @@ def _running(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
             return turns.begin(policy, state, Kind.LEAVE, now_ms) if state.notice is not None else (state, ())
         case CommandExited():
             return turns.command_over(policy, state, now_ms)
-        case wire.Arrived(round=number) if number == NO_ROUND:
+        case wire.Arrived(who=who, round=number) if number == NO_ROUND:
+            rank = state.rank(who)
+            if rank is None or rank.stopped_at is None:
+                # Its round is over and the word that released it was lost: it would be held until it gives up by itself.
+                return state, (Say(who.pid, wire.Abort(NO_ROUND, "this round is over")),)
             return turns.own_stops(policy, state, now_ms)
         case wire.Ack() | wire.Arrived() | wire.Saved():
             return state, _stale(state, event)
@@ -264,7 +268,7 @@ def _verifying(policy: Policy, state: State, event: Event, now_ms: int) -> Resul
                 round=current.number,
                 partial=rounds.partial_path(policy, current),
                 step=current.at.n,
-                world_size=state.world_size,
+                world_size=current.world_size,
                 ranks=tuple(member.who.rank for member in current.members),
                 cause=turns.cause_word(state),
                 verified=verified,
@@ -357,6 +361,10 @@ def _due(policy: Policy, state: State, now_ms: int) -> Result:
     if state.phase is Phase.DONE:
         return state, ()
     state, commands = notices.due(policy, state, now_ms)
+    if Phase.RUNNING.value < state.phase.value < Phase.LEAVING.value and notices.watch_is_due(policy, state, now_ms):
+        # The end of the job's time has come near during a round: that round becomes the last one, as with any notice.
+        state, turned = turns.turn(policy, notices.ahead(policy, state, now_ms), now_ms)
+        commands += turned
     state, more = _phase_due(policy, state, now_ms)
     return state, commands + more
 

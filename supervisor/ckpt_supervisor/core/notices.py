@@ -45,6 +45,7 @@ def signalled(policy: Policy, state: State, event: SignalCame, now_ms: int) -> t
             budget=cut(now_ms, kill_at_ms),
             cause=Cause.UNKNOWN if policy.slurm else Cause.LOCAL,
             term_ms=now_ms if is_term else None,
+            newest_term_ms=now_ms if is_term else None,
             interrupts=int(event.meaning is Meaning.INTERRUPT),
         )
     else:
@@ -54,9 +55,10 @@ def signalled(policy: Policy, state: State, event: SignalCame, now_ms: int) -> t
             signals=notice.signals + 1,
             interrupts=notice.interrupts + int(event.meaning is Meaning.INTERRUPT),
             term_ms=notice.term_ms if notice.term_ms is not None or not is_term else now_ms,
+            newest_term_ms=now_ms if is_term else notice.newest_term_ms,
             relooks=0,
         )
-    return look(policy, dataclasses.replace(state, notice=notice), f"signal {event.name}")
+    return look(policy, dataclasses.replace(state, notice=notice), f"signal {event.name}", now_ms)
 
 
 def ahead(policy: Policy, state: State, now_ms: int) -> State:
@@ -77,13 +79,13 @@ def ahead(policy: Policy, state: State, now_ms: int) -> State:
     return dataclasses.replace(state, notice=notice)
 
 
-def look(policy: Policy, state: State, why: str) -> tuple[State, tuple[Command, ...]]:
+def look(policy: Policy, state: State, why: str, now_ms: int) -> tuple[State, tuple[Command, ...]]:
     """Ask about the job; one look at a time."""
     if not policy.can_look:
         return state, ()
     if state.looking:
         return dataclasses.replace(state, look_again=True), ()
-    return dataclasses.replace(state, looking=True, look_again=False), (LookUp(why),)
+    return dataclasses.replace(state, looking=True, look_again=False, asked_ms=now_ms), (LookUp(why),)
 
 
 def looked(policy: Policy, state: State, event: Looked, now_ms: int) -> tuple[State, tuple[Command, ...]]:
@@ -99,10 +101,17 @@ def looked(policy: Policy, state: State, event: Looked, now_ms: int) -> tuple[St
             state = _seen(policy, state, view, now_ms)
             known = dataclasses.replace(policy, start_restarts=state.start_restarts)
             earlier = state.notice.preempt_ms if state.notice else None
-            state = _explained(policy, state, read(view, known, now_ms, earlier), view, now_ms)
+            state = _explained(policy, state, read(view, known, now_ms, earlier, _since_ms(state, now_ms)), view, now_ms)
     if again:
-        return look(policy, state, "a signal came during the look")
+        return look(policy, state, "a signal came during the look", now_ms)
     return state, ()
+
+
+def _since_ms(state: State, now_ms: int) -> int:
+    """The latest instant at which the end of the job can have begun, as seen by the look that is over now."""
+    asked_ms = now_ms if state.asked_ms is None else state.asked_ms
+    term_ms = state.notice.newest_term_ms if state.notice is not None else None
+    return asked_ms if term_ms is None else min(asked_ms, term_ms)
 
 
 def _seen(policy: Policy, state: State, view: JobView, now_ms: int) -> State:
@@ -194,14 +203,14 @@ def due(policy: Policy, state: State, now_ms: int) -> tuple[State, tuple[Command
     if notice is not None:
         if notice.relook_ms is not None and now_ms >= notice.relook_ms:
             state = dataclasses.replace(state, notice=dataclasses.replace(notice, relook_ms=None))
-            return look(policy, state, "the state did not explain the signal")
+            return look(policy, state, "the state did not explain the signal", now_ms)
         return state, ()
     if state.looking:
         return state, ()
     when_ms = _next_look_ms(policy, state)
     if when_ms is not None and now_ms >= when_ms:
         state = dataclasses.replace(state, next_look_ms=now_ms + REFRESH_MS)
-        return look(policy, state, "end time")
+        return look(policy, state, "end time", now_ms)
     return state, ()
 
 
@@ -226,7 +235,8 @@ def _next_look_ms(policy: Policy, state: State) -> int | None:
         return None
     when_ms = watch_at_ms(policy, state)
     before_ms = None if when_ms is None else when_ms - WATCH_LOOK_MS
-    if before_ms is not None and (state.looked_ms is None or state.looked_ms < before_ms):
+    # Once, whatever comes of it: a controller that is down is not asked over and over.
+    if before_ms is not None and (state.asked_ms is None or state.asked_ms < before_ms):
         return before_ms if state.next_look_ms is None else min(before_ms, state.next_look_ms)
     return state.next_look_ms
 

@@ -81,21 +81,24 @@ class Reading:
     """False when the state does not explain a signal: the first look may be 60 ms too early (docs/slurm.md, section 3)."""
 
 
-def read(view: JobView, policy: Policy, now_ms: int, earlier_preempt_ms: int | None) -> Reading:
+def read(view: JobView, policy: Policy, now_ms: int, earlier_preempt_ms: int | None, since_ms: int | None = None) -> Reading:
     """Cause and kill time, tested in the order of docs/slurm.md section 3: state, restarts, reason, and PreemptTime last.
 
     `earlier_preempt_ms` is the PreemptTime (wall clock) that an earlier look of this notice saw while the job still ran.
+    `since_ms` is the latest instant at which the end of a job that is on its way out can have begun: KillWait runs from its
+    SIGTERM, and a look can take seconds. None: now.
     """
     wait_ms = policy.kill_wait_ms
+    ended_kill_ms = (now_ms if since_ms is None else since_ms) + wait_ms
     if view.restarts > policy.start_restarts:
-        return Reading(Cause.REQUEUED, now_ms + wait_ms, explained=True)
+        return Reading(Cause.REQUEUED, ended_kill_ms, explained=True)
     if view.state in RUNNING_STATES:
         if view.preempt_ms is not None:
             return Reading(Cause.PREEMPTED, _end_of_grace_ms(view, now_ms) + wait_ms, explained=True)
         if view.end_ms is None:
             return Reading(Cause.NO_END, None, explained=False)
         return Reading(Cause.LIMIT_AHEAD, now_ms + max(0, view.end_ms - view.looked_ms) + wait_ms, explained=False)
-    return Reading(_ended_cause(view, earlier_preempt_ms), now_ms + wait_ms, explained=True)
+    return Reading(_ended_cause(view, earlier_preempt_ms), ended_kill_ms, explained=True)
 
 
 def _ended_cause(view: JobView, earlier_preempt_ms: int | None) -> Cause:

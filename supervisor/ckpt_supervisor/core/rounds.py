@@ -7,6 +7,7 @@ it hands `Done` or `GivenUp` back to the machine. T is fixed once per round; a w
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 from ckpt_client import wire
 from ckpt_client.wire import Position, Who
@@ -49,7 +50,8 @@ def begin(
             members=members,
             save_by_ms=save_by_ms,
             said_ms=now_ms,
-            missing_by_ms=now_ms + MISSING_MS,
+            # A rank that has left its loop does not come back: then there is nobody to wait for (rule 9).
+            missing_by_ms=now_ms + (0 if any(rank.finished or rank.left for rank in state.ranks) else MISSING_MS),
             at=at,
         ),
     )
@@ -97,7 +99,7 @@ def arrived(policy: Policy, state: State, word: wire.Arrived, now_ms: int) -> tu
     if word.at != current.at:
         return state, (), f"{ranks.describe_who(word.who)} stands at {tuple(word.at)}, agreed was {tuple(current.at)}"
     if current.go:
-        return state, (Say(word.who.pid, wire.Go(current.number)),), ""
+        return state, (Say(word.who.pid, _go_word(current)),), ""
     if member.stage in (Stage.REQUESTED, Stage.AGREED):
         state = _put(state, dataclasses.replace(member, stage=Stage.ARRIVED))
     if all_arrived(state):
@@ -122,7 +124,7 @@ def go(state: State, now_ms: int) -> tuple[State, Commands]:
     if current is None:
         return state, ()
     state = dataclasses.replace(state, round=dataclasses.replace(current, go=True, go_ms=now_ms, said_ms=now_ms))
-    return state, tuple(Say(member.who.pid, wire.Go(current.number)) for member in current.members)
+    return state, tuple(Say(member.who.pid, _go_word(current)) for member in current.members)
 
 
 def saving(state: State, word: wire.Saving) -> State:
@@ -255,7 +257,8 @@ def _complete(policy: Policy, state: State, now_ms: int) -> tuple[State, Command
             return state, ()
         current = dataclasses.replace(current, at=max(entered))
     assert current.at is not None
-    state = dataclasses.replace(state, phase=Phase.SAVING, round=current, last_n=current.at.n)
+    fixed = dataclasses.replace(current, world_size=state.world_size)
+    state = dataclasses.replace(state, phase=Phase.SAVING, round=fixed, last_n=current.at.n)
     return _save_at(policy, state, now_ms)
 
 
@@ -297,14 +300,22 @@ def _last_word(policy: Policy, state: State, member: Member, now_ms: int) -> wir
     if state.phase is Phase.AGREEING or current.at is None:
         return wire.Prepare(current.number)
     if current.go:
-        return wire.Go(current.number)
+        return _go_word(current)
     return wire.SaveAt(
         round=current.number,
         at=current.at,
         directory=partial_path(policy, current),
-        then="leave" if current.kind is Kind.LEAVE else "go_on",
+        then=_then(current),
         left_ms=max(0, current.save_by_ms - now_ms),
     )
+
+
+def _go_word(current: Round) -> wire.Go:
+    return wire.Go(current.number, _then(current))
+
+
+def _then(current: Round) -> Literal["leave", "go_on"]:
+    return "leave" if current.kind is Kind.LEAVE else "go_on"
 
 
 def _is_waited_for(state: State, member: Member) -> bool:

@@ -96,6 +96,8 @@ class Round:
     missing_by_ms: int | None = None
     """Until then ranks that have not attached are waited for; None once all are here or the wait is over."""
     at: Position | None = None
+    world_size: int = 0
+    """As it was when T was fixed: workers that are started again during the commit may be of another number."""
     go: bool = False
     go_ms: int = 0
     tries: int = 1
@@ -112,6 +114,14 @@ class Round:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class GivenUp:
+    """A round as it stood when it was given up, for the journal; nothing is decided on it."""
+
+    round: Round
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Notice:
     """A notice in force: the supervisor means to leave."""
 
@@ -124,6 +134,8 @@ class Notice:
     signals: int = 1
     interrupts: int = 0
     term_ms: int | None = None
+    """The first SIGTERM of this notice."""
+    newest_term_ms: int | None = None
     looked: bool = False
     preempt_ms: int | None = None
     relook_ms: int | None = None
@@ -154,6 +166,8 @@ class Asking(enum.Enum):
     CALLING = "calling scontrol requeue"
     PAUSED = "trying again soon"
     ACCEPTED = "accepted"
+    OVER = "not to be called any more"
+    """Refused, impossible, or the job was cancelled meanwhile. Training still gets its time to end."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -186,6 +200,8 @@ class State:
     resume_from: str = ""
     resume_step: int = -1
     round: Round | None = None
+    given_up: GivenUp | None = None
+    """The last round that ended without a checkpoint."""
     newest_round: int = 0
     last_n: int = -1
     """Step of the last T that was fixed: a rank's own stop at or before it is an echo."""
@@ -203,6 +219,8 @@ class State:
     """Restarts of the job when this attempt began."""
     looking: bool = False
     look_again: bool = False
+    asked_ms: int | None = None
+    """When the newest look was asked for, whatever came of it."""
     looked_ms: int | None = None
     end_at_ms: int | None = None
     """End of the job's time on the machine's clock, as last seen."""

@@ -26,7 +26,7 @@ from ckpt_supervisor.core.events import (
     Verified,
 )
 from ckpt_supervisor.core.policy import Cause, Policy
-from ckpt_supervisor.core.state import Kind, Phase, Stage, State
+from ckpt_supervisor.core.state import GivenUp, Kind, Phase, Stage, State
 
 TRIES_MAX = 2
 """A leave round that a rank failed is tried once more, if the time allows."""
@@ -152,7 +152,7 @@ def saved_all(policy: Policy, state: State, now_ms: int) -> Result:
     if state.phase is Phase.SAVING:
         state = ranks.no_longer_stopped(state)  # Nothing was written: the ranks still stand at this round's own stop.
     state = dataclasses.replace(state, phase=Phase.RUNNING, round=None, next_save_ms=next_save_ms(policy, now_ms))
-    state, more = back(policy, state, now_ms)
+    state, more = back(policy, state, now_ms, committed=True)
     return state, (*commands, Prune(), *more)
 
 
@@ -174,7 +174,13 @@ def give_up(policy: Policy, state: State, reason: str, now_ms: int, again: bool 
     if state.phase in (Phase.AGREEING, Phase.SAVING):
         state = ranks.no_longer_stopped(state)  # Abort releases those stops too; later ones belong to the next round.
     committing = state.phase is Phase.COMMITTING
-    state = dataclasses.replace(state, round=None, phase=Phase.RUNNING, next_save_ms=next_save_ms(policy, now_ms))
+    state = dataclasses.replace(
+        state,
+        round=None,
+        given_up=GivenUp(current, reason),
+        phase=Phase.RUNNING,
+        next_save_ms=next_save_ms(policy, now_ms),
+    )
     if current.kind is Kind.LEAVE and state.notice is not None:
         if state.code is not None:
             state, more = command_over(policy, state, now_ms)
@@ -186,7 +192,7 @@ def give_up(policy: Policy, state: State, reason: str, now_ms: int, again: bool 
             return state, commands + more
         state, more = leaving.leave(policy, state, False, reason, now_ms)
         return state, commands + more
-    state, more = back(policy, state, now_ms)
+    state, more = back(policy, state, now_ms, committed=False)
     return state, commands + more
 
 
@@ -197,12 +203,12 @@ def _may_try_again(state: State, tries: int, began_ms: int, now_ms: int) -> bool
     return whole and tries < TRIES_MAX and now_ms + 2 * (now_ms - began_ms) < state.notice.budget.save_by_ms
 
 
-def back(policy: Policy, state: State, now_ms: int) -> Result:
+def back(policy: Policy, state: State, now_ms: int, committed: bool) -> Result:
     """RUNNING again after a round: a notice, the command's end or ranks that wait by themselves come next."""
     if state.code is not None:
         return command_over(policy, state, now_ms)
     if state.notice is not None:
-        if state.committed_here and now_ms + state.longest_save_ms > state.notice.budget.save_by_ms:
+        if committed and now_ms + state.longest_save_ms > state.notice.budget.save_by_ms:
             return leaving.leave(policy, state, True, "", now_ms)
         return begin(policy, state, Kind.LEAVE, now_ms)
     return own_stops(policy, state, now_ms)

@@ -16,9 +16,8 @@
 | retention | what may go | writes, deletes |
 
 Everything here runs in worker threads, takes its bounds as arguments, returns data and logs nothing. It never
-unpickles, never maps a file, never follows a link. Values are msgspec Structs: a frozen
-dataclass costs 0.5 ms of start-up to define, fifty times as much, and there are twenty. This package is the façade; other parts import from it and not from
-its modules.
+unpickles, never maps a file, never follows a link. Values are msgspec Structs: to define one costs 0.01 ms of start-up,
+a frozen dataclass 0.5 ms. This package is the façade; other parts import from it and not from its modules.
 """
 
 from ckpt_supervisor.store.commit import (

@@ -37,8 +37,10 @@ RACES_MAX = 3
 
 
 class Committed(msgspec.Struct, frozen=True):
-    """It is on the disk under its name. `put_aside`: where a damaged one of the same step went. `latest_problem`: "" if
-    none.
+    """It is on the disk under its name.
+
+    `put_aside`: where a damaged one of the same step went. `latest_problem`: why DIR/latest could not follow, "" if it
+    did.
     """
 
     path: Path
@@ -115,8 +117,9 @@ def commit(
 
 
 def point_latest(root: str | os.PathLike[str], name: str) -> str:
-    """Make DIR/latest name this checkpoint, in one step; what went wrong, "" if nothing (a file system may have no
-    links).
+    """Make DIR/latest name this checkpoint, in one step; what went wrong, "" if nothing.
+
+    A file system may have no links, so a failure here is never one of the commit.
     """
     fresh = Path(root) / LATEST_NEW
     try:
@@ -129,10 +132,10 @@ def point_latest(root: str | os.PathLike[str], name: str) -> str:
 
 
 def promote(root: str | os.PathLike[str], candidate: Candidate, epoch: int, threads: int = 2) -> str:
-    """Read a checkpoint that was committed on its structure alone, and record that it is whole; what went wrong, "" if
-    nothing.
+    """Read a checkpoint that was committed on its structure alone, and record that it is whole.
 
-    The new manifest replaces the old one in one step. Its temporary name is one that the sweep removes.
+    What went wrong, "" if nothing. The new manifest replaces the old one in one step; its temporary name is one that
+    the sweep removes.
     """
     manifest = candidate.manifest
     if manifest is None:

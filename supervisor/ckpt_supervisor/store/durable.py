@@ -30,8 +30,11 @@ def sync_file(path: Path) -> os.stat_result:
 
 
 def sync_directory(path: Path) -> None:
-    """fsync a directory. A file system that has no such thing (fsync(2): EINVAL) is taken as it is."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    """fsync a directory, which may be a link to one: people make DIR such a link.
+
+    A file system that has no such thing (fsync(2): EINVAL) is taken as it is.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     except OSError as error:
@@ -71,8 +74,9 @@ def move_aside(source: Path, root: Path, name_of: Callable[[int], str]) -> Path:
 
 
 def delete(path: Path) -> None:
-    """Remove a file, a link, or a directory with everything in it. Never follows a link. Raises OSError at the first
-    refusal.
+    """Remove a file, a link, or a directory with everything in it, never what a link points to.
+
+    Raises OSError at the first refusal.
     """
     if stat.S_ISDIR(os.lstat(path).st_mode):
         shutil.rmtree(path)

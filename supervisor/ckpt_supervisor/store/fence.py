@@ -4,9 +4,11 @@ Owns DIR/attempt and the marks DIR/.attempt-<epoch>. Must not ask Slurm. After a
 still run somewhere while the next attempt has started: it finds a higher epoch on the disk and its commits are refused.
 
 Epochs are never given twice, without locks, which many network file systems lack: an epoch is taken by creating its
-mark with O_EXCL. A mark is removed only by the holder of a higher one, so the highest mark never goes away. Of two
-starts at the same moment the one with the lower mark goes first, and the other sees its mark and judges it like a
-holder.
+mark, which fails if it is there. A mark is removed only by the holder of a higher one, so the highest never goes away.
+Of two starts at the same moment the one with the lower mark goes first, and the other judges that mark like a holder.
+
+A mark is a symbolic link whose target is the holder's JSON and points nowhere, as Emacs does for its locks: one system
+call makes it, whole or not at all. A file (where there are no links) can be found empty, if its maker died in between.
 """
 
 from __future__ import annotations
@@ -24,15 +26,14 @@ from ckpt_supervisor.store.look import NOT_THERE, NotRegular, Patience, list_nam
 HOLDER_BYTES_MAX = 64 * 1024
 CLAIM_TRIES_MAX = 1_000
 CLAIM_WAIT_MS = 20
-CLAIM_WAITS_MAX = 50
-"""A mark is created empty and filled at once; one that stays empty for a second belongs to somebody who died in
-between.
-"""
+CLAIM_WAITS_MAX = 10
+"""How long an empty mark, which only a file can be, is given to be filled."""
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """The coordinator that holds a directory. `pid_started`: clock ticks after boot (proc(5)), since pids are used
-    again.
+    """The coordinator that holds a directory.
+
+    `pid_started` is in clock ticks after boot (proc(5)): pids are used again.
     """
 
     epoch: int
@@ -126,7 +127,7 @@ def _claim(directory: Path, mine: Holder) -> Holder:
     for epoch in range(mine.epoch + 1, mine.epoch + 1 + CLAIM_TRIES_MAX):
         claimed = msgspec.structs.replace(mine, epoch=epoch)
         try:
-            write_file(directory / claim_name(epoch), msgspec.json.encode(claimed) + b"\n", exclusive=True)
+            _make_mark(directory / claim_name(epoch), claimed)
         except FileExistsError:
             continue
         holder = read_holder(directory)
@@ -134,6 +135,17 @@ def _claim(directory: Path, mine: Holder) -> Holder:
             return claimed
         _remove_claim(directory, epoch)  # a slow start: others have come and gone since we looked
     raise FileExistsError(f"{CLAIM_TRIES_MAX} epochs after {mine.epoch} are taken")
+
+
+def _make_mark(path: Path, holder: Holder) -> None:
+    """Raises FileExistsError if it is there, OSError if neither a link nor a file can be made."""
+    data = msgspec.json.encode(holder)
+    try:
+        path.symlink_to(data.decode())
+    except FileExistsError:
+        raise
+    except OSError:  # no links on this file system, or the target is longer than its limit
+        write_file(path, data, exclusive=True)
 
 
 def _highest_epoch(directory: Path) -> int:
@@ -152,11 +164,20 @@ def _claimant(directory: Path, epoch: int) -> Holder | None:
     nobody_sets_this = threading.Event()
     for _ in range(CLAIM_WAITS_MAX):
         path = directory / claim_name(epoch)
-        holder = _read(path)
-        if holder is not None or not path.exists():
+        holder = _read_mark(path)
+        if holder is not None or not os.path.lexists(path):
             return holder
         nobody_sets_this.wait(CLAIM_WAIT_MS / 1000)
     return None
+
+
+def _read_mark(path: Path) -> Holder | None:
+    try:
+        return _decoded(os.fsencode(path.readlink()))
+    except FileNotFoundError:
+        return None
+    except OSError:  # EINVAL: not a link
+        return _read(path)
 
 
 def _remove_claim(directory: Path, epoch: int) -> None:
@@ -174,8 +195,13 @@ def _read(path: Path) -> Holder | None:
             return None
         raise
     try:
-        return msgspec.json.decode(read_up_to(fd, HOLDER_BYTES_MAX), type=Holder)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+        return _decoded(read_up_to(fd, HOLDER_BYTES_MAX))
     finally:
         os.close(fd)
+
+
+def _decoded(data: bytes) -> Holder | None:
+    try:
+        return msgspec.json.decode(data, type=Holder)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None

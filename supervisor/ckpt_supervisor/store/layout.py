@@ -50,9 +50,7 @@ def parse_partial(name: str) -> tuple[int, int, int] | None:
 
 
 def trash_name(step: int, epoch: int, k: int) -> str:
-    """Name of something that is about to be deleted: a crash in the middle of a deletion must not leave it half under
-    its own name.
-    """
+    """Name of something that is about to be deleted, so that a crash in between leaves no half under its own name."""
     return _hidden_name("trash", step, epoch, k)
 
 

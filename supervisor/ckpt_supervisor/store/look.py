@@ -79,9 +79,7 @@ class Patience:
 
 
 class Tree(msgspec.Struct):
-    """The regular files below a directory with their sizes, its directories ("" first), and what is neither, with the
-    reason.
-    """
+    """The regular files below a directory with their sizes, its directories ("" first), and what is neither."""
 
     files: dict[str, int] = msgspec.field(default_factory=dict)
     directories: list[str] = msgspec.field(default_factory=list)

@@ -34,9 +34,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
 
 
 class FileEntry(msgspec.Struct, frozen=True):
-    """One file: path below the checkpoint, size, XXH3-128 in hex ("" only if `verified` is structure), the rank that
-    reported it.
-    """
+    """One file: path below the checkpoint, size, XXH3-128 in hex ("" only where `verified` is structure), its rank."""
 
     path: str
     bytes: _Count

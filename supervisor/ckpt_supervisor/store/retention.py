@@ -52,10 +52,10 @@ def remove(candidate: Candidate) -> Removed:
 
 
 def sweep(root: str | os.PathLike[str], epoch: int) -> Removed:
-    """Remove the partial directories of older epochs and what an interrupted removal left; nothing else, and only if we
-    hold DIR.
+    """Remove the partial directories of older epochs and what an interrupted removal left; nothing else.
 
-    A partial one is renamed before it is deleted: an old coordinator that still runs can then no longer commit it.
+    Only if we hold DIR. A partial one is renamed before it is deleted: an old coordinator that still runs can then no
+    longer commit it.
     """
     directory = Path(root)
     names: list[str] = []

@@ -20,8 +20,9 @@ from ckpt_supervisor.store.verify import Progress, survey_checkpoint, verify_che
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A name that a committed checkpoint has. `problem` is what a cheap look found; None does not mean that it was
-    read.
+    """A name that a committed checkpoint has, newest steps first in every list.
+
+    `problem` is what a cheap look found; None does not mean that the bytes were read.
     """
 
     step: int
@@ -31,8 +32,10 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """What to resume from. `passed_over`: newer ones, newest first, each with why. `unknown`: one of those, or the
-    directory, could not be looked at (`reason` says what): the newest one may be whole all the same.
+    """What to resume from.
+
+    `passed_over`: newer ones, newest first, each with why. `unknown`: one of those, or the directory itself, could not
+    be looked at (`reason` says what): the newest one may be whole all the same.
     """
 
     chosen: Candidate | None

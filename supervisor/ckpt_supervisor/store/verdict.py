@@ -37,14 +37,16 @@ _WEIGHT = (
     Verdict.FOREIGN,
     Verdict.UNKNOWN,
 )
-"""Which verdict names the whole when files disagree. Known damage outweighs "could not look": looking again cannot mend
-it.
+"""Which verdict names the whole when files disagree.
+
+Known damage outweighs "could not look", since looking again cannot mend it.
 """
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that is wrong. `path` is relative to the checkpoint, "" for the checkpoint itself; `offset` in bytes,
-    if known.
+    """One thing that is wrong.
+
+    `path` is relative to the checkpoint, "" for the checkpoint itself; `offset` in bytes, if known.
     """
 
     verdict: Verdict

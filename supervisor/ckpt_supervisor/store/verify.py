@@ -36,8 +36,9 @@ FINDINGS_MAX = 100
 
 
 class Expected(msgspec.Struct, frozen=True):
-    """What a rank says it wrote: path below the directory, size, XXH3-128 in hex or "" if it has none. `rank`: None if
-    nobody said it.
+    """What a rank says it wrote: path below the directory, size, XXH3-128 in hex or "" if it has none.
+
+    `rank` is None for a file that nobody reported.
     """
 
     path: str
@@ -77,8 +78,7 @@ def check_files(  # noqa: PLR0913, PLR0917 - what, how thorough, and the three b
     progress: Progress | None = None,
     stop: Stop | None = None,
 ) -> tuple[Report, tuple[FileEntry, ...]]:
-    """Check a directory that is about to be committed; the entries are those of its manifest, sorted, empty unless
-    intact.
+    """Check a directory that is about to be committed. The entries are its manifest's; none unless it is intact.
 
     Files that no rank reported belong to the checkpoint too (rank None). In mode structure the digests are the ranks'
     own.
@@ -257,8 +257,9 @@ class _Wrong(Exception):
 
 
 def _check_file(passing: _Pass, want: Expected, threads: int) -> tuple[FileEntry, bool]:
-    """The file's manifest entry, and whether a checksum speaks for its bytes. Raises _Wrong, NotRegular, Stopped,
-    OSError.
+    """The file's manifest entry, and whether a checksum speaks for its bytes.
+
+    Raises _Wrong, NotRegular, Stopped, OSError.
     """
     fd = open_regular(passing.directory / want.path)
     try:

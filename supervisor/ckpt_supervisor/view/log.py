@@ -58,7 +58,10 @@ def read_time(text: str, now: datetime) -> datetime:
     """An instant: RFC 3339 (UTC when nothing else is said), or how long ago (`30m`, `2h`). Raises ValueError."""
     ago = _AGO.fullmatch(text.strip())
     if ago:
-        return now - timedelta(seconds=int(ago[1]) * _SECONDS[ago[2]])
+        try:
+            return now - timedelta(seconds=int(ago[1]) * _SECONDS[ago[2]])
+        except OverflowError:
+            return datetime.min.replace(tzinfo=timezone.utc)
     stamp = moment(text)
     if stamp is None:
         raise ValueError(f"{text!r} is neither a time such as 2026-01-31T12:00:00 nor an age such as 30m")
@@ -82,22 +85,26 @@ def journals(directory: Path) -> list[Path]:
 
 @dataclasses.dataclass(slots=True)
 class Tail:
-    """A journal file that is read on as it grows. `damaged` counts lines that could not be read."""
+    """A journal file that is read on as it grows.
+
+    `damaged` counts lines that could not be read, `torn` says that the file ends in the middle of a line.
+    """
 
     path: Path
     offset: int = 0
     damaged: int = 0
+    torn: bool = False
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """The whole lines that are new; a line without its end waits for the next call."""
+        """The whole lines that are new; a line without its end waits for the next call. Raises OSError."""
         with self.path.open("rb") as file:
             file.seek(self.offset)
             while True:
                 raw = file.readline(LINE_BYTES_MAX)
-                if not raw:
+                # Torn, or still being written.
+                self.torn = bool(raw) and not raw.endswith(b"\n") and len(raw) < LINE_BYTES_MAX
+                if not raw or self.torn:
                     return
-                if not raw.endswith(b"\n") and len(raw) < LINE_BYTES_MAX:
-                    return  # Torn, or still being written.
                 self.offset += len(raw)
                 line = parse(raw)
                 if line is None:
@@ -127,18 +134,24 @@ def readable(line: dict[str, Any], colour: bool = False) -> str:
     when = stamp.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] if stamp else "?"
     who = f"{line.get('job', '?')}/{line.get('attempt', '?')}"
     details = " ".join(f"{key}={_value(value)}" for key, value in line.items() if key not in _STAMPS)
-    text = f"{when}  {who}  {str(line.get('event', '?')).replace('_', ' '):<18} {details}".rstrip()
+    text = _harmless(f"{when}  {who}  {str(line.get('event', '?')).replace('_', ' '):<18} {details}".rstrip())
     tint = _COLOURS.get(str(line.get("level")), "") if colour else ""
     return f"{tint}{text}\x1b[0m" if tint else text
 
 
 def _value(value: Any) -> str:
     if isinstance(value, str):
-        shown = value.encode("unicode_escape").decode() if any(ord(letter) < ord(" ") for letter in value) else value
-        return json.dumps(shown) if " " in shown or not shown else shown
+        return f'"{value}"' if " " in value or not value else value
     if isinstance(value, dict | list):
         return json.dumps(value, separators=(",", ":"))
     return "-" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _harmless(text: str) -> str:
+    """The text with everything escaped that a terminal would obey instead of showing."""
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
 def _level(line: dict[str, Any]) -> int:

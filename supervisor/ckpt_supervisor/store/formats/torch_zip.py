@@ -37,9 +37,7 @@ _FIRST_RECORD = b"/data.pkl"
 
 
 class _Directory(msgspec.Struct, frozen=True):
-    """Where the central directory is: [start, end), and how many records it says it has. `shift`: bytes before the
-    archive.
-    """
+    """The central directory: [start, end), the records it says it has, and the bytes before the archive (`shift`)."""
 
     start: int
     end: int

@@ -1,0 +1,167 @@
+"""How the texts of options are read: times, signals, counts, and the few options with a language of their own.
+
+Pure. Every reader takes a text and raises ValueError with what is wrong with it; config.py owns where texts come from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+DURATION_MS_MAX = 366 * 86_400_000
+"""A longer time is a slip of the pen, and would not fit into the poll's time-out."""
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
+_NO_NOTICE = frozenset(
+    signal.Signals[f"SIG{name}"] for name in ("KILL", "STOP", "CHLD", "CONT", "PIPE", "SEGV", "BUS", "FPE", "ILL", "ABRT")
+)  # By number: some have a second name (CLD, IOT).
+_ALWAYS_LEAVE = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+
+_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lead:
+    """Time before the job's end at which the last save begins. `auto`: 30 s and twice the longest save so far."""
+
+    auto: bool
+    ms: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Requeue:
+    """Who has the job requeued: we by an explicit call, nobody, or Slurm by an exit status (RequeueExit)."""
+
+    how: Literal["auto", "never", "exit"]
+    code: int = 75
+
+
+def duration_ms(text: str) -> int:
+    """Milliseconds of `90s`, `10m`, `1.5h`, `200ms`; a bare number means seconds. Raises ValueError."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a time such as 90s, 10m or 1.5h")
+    value = float(match[1]) * _UNIT_MS[match[2] or "s"]
+    if value > DURATION_MS_MAX:
+        raise ValueError(f"{text!r} is longer than a year")
+    return int(value)
+
+
+def count(least: int) -> Callable[[str], int]:
+    """A reader of whole numbers from `least` on."""
+
+    def read(text: str) -> int:
+        if not re.fullmatch(r"\d{1,9}", text):
+            raise ValueError(f"{text!r} is not a whole number")
+        if int(text) < least:
+            raise ValueError(f"{text} is less than {least}")
+        return int(text)
+
+    return read
+
+
+def keep(text: str) -> int:
+    """How many checkpoints to keep; never none."""
+    try:
+        return count(1)(text)
+    except ValueError as error:
+        raise ValueError(f"{error}: at least one checkpoint is always kept") from None
+
+
+def positive_ms(text: str) -> int:
+    """A time above zero."""
+    value = duration_ms(text)
+    if value <= 0:
+        raise ValueError(f"{text!r} is not more than zero")
+    return value
+
+
+def optional(read: Callable[[str], int]) -> Callable[[str], int | None]:
+    """A reader for which `auto`, `off` and nothing mean None."""
+    return lambda text: None if text in ("", "auto", "off") else read(text)
+
+
+def signals(text: str) -> tuple[int, ...]:
+    """Numbers of signals named with or without SIG, apart by commas; RTMIN+n for real-time ones."""
+    numbers = []
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        name = word.upper().removeprefix("SIG")
+        real_time = re.fullmatch(r"RTMIN\+(\d{1,2})", name)
+        if real_time and signal.SIGRTMIN + int(real_time[1]) <= signal.SIGRTMAX:
+            numbers.append(int(signal.SIGRTMIN) + int(real_time[1]))
+        elif f"SIG{name}" in signal.Signals.__members__:
+            numbers.append(int(signal.Signals[f"SIG{name}"]))
+        else:
+            raise ValueError(f"{word!r} is not a signal")
+        if numbers[-1] in _NO_NOTICE:
+            raise ValueError(f"{word} cannot be used as a notice")
+    return tuple(numbers)
+
+
+def save_signals(text: str) -> tuple[int, ...]:
+    """Signals for save and go on: none of those that always end the run."""
+    numbers = signals(text)
+    for number in sorted(_ALWAYS_LEAVE.intersection(numbers)):
+        raise ValueError(f"{signal_name(number)} always means: save and leave")
+    return numbers
+
+
+def lead(text: str) -> Lead:
+    """`auto`, `off`, or a time."""
+    if text == "auto":
+        return Lead(auto=True, ms=30_000)
+    if text == "off":
+        return Lead(auto=False, ms=None)
+    return Lead(auto=False, ms=duration_ms(text))
+
+
+def requeue(text: str) -> Requeue:
+    """`auto`, `never`, or `exit:N`."""
+    if text in ("auto", "never"):
+        return Requeue("auto" if text == "auto" else "never")
+    match = re.fullmatch(r"exit:(\d{1,3})", text)
+    if match is None or not 1 <= int(match[1]) <= 255:
+        raise ValueError(f"{text!r} is none of auto, never, exit:N (N from 1 to 255)")
+    return Requeue("exit", int(match[1]))
+
+
+def verify(text: str) -> str:
+    """`full` or `structure`."""
+    if text not in ("full", "structure"):
+        raise ValueError(f"{text!r} is neither full nor structure")
+    return text
+
+
+def yes_no(text: str) -> bool:
+    """What people write for yes and no."""
+    if text.lower() in ("1", "yes", "true", "on"):
+        return True
+    if text.lower() in ("0", "no", "false", "off", ""):
+        return False
+    raise ValueError(f"{text!r} is neither yes nor no")
+
+
+def any_text(text: str) -> str:
+    """Any text that a command line can hold."""
+    if "\0" in text:
+        raise ValueError("holds a NUL byte")
+    return text
+
+
+def path(text: str) -> Path:
+    """A path, not an empty one."""
+    if not text:
+        raise ValueError("is empty")
+    return Path(any_text(text))
+
+
+def signal_name(number: int) -> str:
+    """SIGUSR1 and its like; a number where there is no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

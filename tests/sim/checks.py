@@ -1,0 +1,350 @@
+"""What must hold: safety after every event, and at the end of a run what it should have come to.
+
+Judges by what the simulated world really is (files, job record, steps run), never by what the machine believes.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from tests.sim.options import LOCAL
+
+if TYPE_CHECKING:
+    from ckpt_client import wire
+
+    from tests.sim.disk import Checkpoint
+    from tests.sim.trainer import Process
+    from tests.sim.world import World
+
+PARKED_IDLE_MS = 12_000
+"""Rule 7 lets go after 10 s; the hook wakes once a second."""
+
+CALM_IDLE_MS = 1_500
+MUTE_MS = 15_000
+MUTE_SAVING_MS = 60_000
+SLACK_MS = 3_000
+STAY_MS = 60_000
+TERM_WAIT_MS = 3_000
+MIN_NOTICE_MS = 1_500
+"""With less time between the first notice and the kill nobody is asked to be out before it."""
+
+VERIFY_FAULTS = ("verify_slow", "verify_hang", "commit_slow", "commit_hang")
+
+
+class Violation(Exception):  # noqa: N818 - it is a finding, not an error
+    """A rule was broken."""
+
+    def __init__(self, rule: str, text: str) -> None:
+        super().__init__(f"{rule}: {text}")
+        self.rule = rule
+        self.text = text
+
+
+class Checks:
+    """The checkers of one run."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.hello: set[int] = set()
+        self.verified: set[int] = set()
+        self.at: dict[int, Any] = {}
+        self.committed_at: list[tuple[int, int, str]] = []
+        """(step, round, kind) in the order in which the supervisor was told."""
+        self.busy_since: dict[int, int] = {}
+        self.last_kind = ""
+        self.gave_up = False
+        self.idle_since = 0
+        self.notice_ms: int | None = None
+        self.notice_n: int | None = None
+        self.last_leave_signal_ms = -1
+        self.term_ms = -1
+        self.call_ms: int | None = None
+        self.calling = False
+        self.accepted_ms: int | None = None
+        self.ended_by_us = False
+        self.exit: tuple[int, str] | None = None
+        self.was_killed = False
+        self.ticks = (0, 0)
+
+    def broken(self, rule: str, text: str) -> None:
+        """A rule is broken."""
+        raise Violation(rule, f"{text} (at {self.world.now} ms)")
+
+    # --- the machine --------------------------------------------------------------------------------------------------
+
+    def step(self, before: Any, event: Any, after: Any, commands: tuple[Any, ...]) -> None:
+        """After every step."""
+        options = self.world.options
+        if len(commands) > 4 * options.ranks + 12:
+            self.broken("bounded", f"{len(commands)} commands in one step")
+        self._phases(before, after)
+        if after.notice is not None and before.notice is None:
+            self.notice_n = self._least(before)
+        kind = type(event).__name__
+        if kind == "Committed" and before.round is not None:
+            self.last_kind = before.round.kind.name
+        names = [type(command).__name__ for command in commands]
+        for command, name in zip(commands, names, strict=True):
+            if name == "Say" and command.pid not in self.hello:
+                self.broken("say", f"a word to process {command.pid}, which never said Hello")
+            elif name == "Commit" and command.round not in self.verified:
+                self.broken("commit", f"round {command.round} is committed and was not found intact")
+            elif name in ("Verify", "Commit"):
+                self.busy_since[command.round] = self.world.now
+            elif name == "EndCommand":
+                self.ended_by_us = True
+            elif name == "CallRequeue":
+                self._requeue(before, event)
+            elif name == "Prune" and after.phase.name not in ("RUNNING", "LEAVING"):
+                if after.round is not None and after.phase.name in ("VERIFYING", "COMMITTING"):
+                    self.broken("prune", "pruned while a round was running")
+        if names.count("Exit") > 1 or (before.phase.name == "DONE" and commands):
+            self.broken("exit", "something is asked for after Exit")
+        if kind in ("Verified", "Committed"):
+            self.busy_since.pop(event.round, None)
+
+    def _phases(self, before: Any, after: Any) -> None:
+        if after.phase.value < before.phase.value and (before.phase.name in ("LEAVING", "REQUEUEING", "DONE")):
+            self.broken("phases", f"{before.phase.name} -> {after.phase.name}")
+        if before.round is not None and after.round is not None and before.round.number == after.round.number:
+            if after.phase.value < before.phase.value:
+                self.broken("phases", f"{before.phase.name} -> {after.phase.name} in round {after.round.number}")
+        if after.round is not None:
+            at = self.at.setdefault(after.round.number, after.round.at)
+            if at is None:
+                self.at[after.round.number] = after.round.at
+            elif after.round.at != at:
+                self.broken("T", f"T of round {after.round.number} moved from {at} to {after.round.at}")
+            if before.round is not None and after.round.number < before.round.number:
+                self.broken("rounds", f"round {before.round.number} -> {after.round.number}")
+        if before.round is not None and before.round is not after.round and after.round is None:
+            self.gave_up = self.gave_up or not before.round.committed
+        if after.phase.name != "RUNNING":
+            self.idle_since = self.world.now
+        elif before.phase.name != "RUNNING":
+            self.idle_since = self.world.now
+
+    def ticked(self, before: Any, after: Any, deadline_ms: int) -> None:
+        """After a Tick at the deadline: it must have changed something, or the loop spins."""
+        if before == after:
+            self.broken("busy loop", f"a Tick at the deadline {deadline_ms} changes nothing in {after.phase.name}")
+        moment, count = self.ticks
+        self.ticks = (self.world.now, count + 1 if moment == self.world.now else 1)
+        if self.ticks[1] > 10:
+            self.broken("busy loop", f"{self.ticks[1]} ticks at the same moment in {after.phase.name}")
+
+    def signalled(self, name: str) -> None:
+        """A signal is handed to the machine."""
+        now = self.world.now
+        if name == "SIGUSR2":
+            return
+        self.last_leave_signal_ms = now
+        if name == "SIGTERM":
+            self.term_ms = now
+        if self.notice_ms is None:
+            self.notice_ms = now
+
+    def _least(self, before: Any) -> int | None:
+        """The least step that a living rank has finished, or the T of the round that runs."""
+        steps = [process.n for process in self.world.command.processes if process.alive and process.hooked]
+        current = before.round
+        if current is not None and current.at is not None:
+            steps.append(current.at.n)
+        return min(steps, default=None)
+
+    # --- the requeue --------------------------------------------------------------------------------------------------
+
+    def _requeue(self, before: Any, event: Any) -> None:
+        world, supervisor = self.world, self.world.supervisor
+        view, slurm = supervisor.view, world.slurm
+        if type(event).__name__ != "Looked" or view is None or event.view is not view:
+            self.broken("look", "requeue is called without a look right before it")
+        if supervisor.view_seen_ms < self.last_leave_signal_ms:
+            self.broken("look", "requeue is called on a look older than the last signal")
+        assert view is not None
+        if view.restarts > world.options.start_restarts:
+            self.broken("requeue", "requeue is called although the job was seen to be requeued")
+        if self._seen_cancelled():
+            self.broken("scancel", "requeue is called although the job was seen to be cancelled")
+        if self.calling or self.accepted_ms is not None:
+            self.broken("requeue", "requeue is called twice")
+        if not any(world.options.has(fault) for fault in VERIFY_FAULTS) and self._far():
+            if self.busy_since or before.round is not None:
+                self.broken("order", "requeue is called before the checkpoint is committed")
+        self.calling = True
+        self.call_ms = world.now
+
+    def _far(self) -> bool:
+        """Whether the kill, as far as it is decided, is not near."""
+        kill_ms = self.world.slurm.kill_ms
+        return kill_ms is None or kill_ms - self.world.now > 6_000
+
+    def requeue_accepted(self) -> None:
+        """The controller has carried a requeue of ours out."""
+        if self.world.slurm.accepted > 1:
+            self.broken("requeue", "two requeues were accepted")
+
+    def requeue_returned(self, result: str) -> None:
+        """The answer of scontrol."""
+        self.calling = False
+        if result in ("ACCEPTED", "PENDING"):
+            self.accepted_ms = self.world.now
+
+    # --- the disk -----------------------------------------------------------------------------------------------------
+
+    def committed(self, command: Any, checkpoint: Checkpoint) -> None:
+        """A directory got its final name: it must be whole and from one step."""
+        options = self.world.options
+        everybody = tuple(range(options.ranks))
+        if command.ranks != everybody and not (command.ranks == (0,) and not options.sharded):
+            self.broken("mixed", f"step {command.step} holds only ranks {command.ranks} of {options.ranks}")
+        for rank in command.ranks:
+            file = checkpoint.files.get(f"rank-{rank:05d}.pt")
+            if file is None:
+                self.broken("mixed", f"step {command.step} has no file of rank {rank}")
+            elif file.step != command.step:
+                self.broken("mixed", f"step {command.step} has step {file.step} of rank {rank}")
+            elif not file.whole and checkpoint.verified == "full":
+                self.broken("whole", f"step {command.step}: the file of rank {rank} is not whole")
+
+    def told_committed(self, command: Any) -> None:
+        """The supervisor is told that a step is committed."""
+        current = self.world.supervisor.state.round
+        kind = current.kind.name if current is not None and current.number == command.round else "LATE"
+        self.committed_at.append((command.step, command.round, kind))
+
+    def _is_whole(self, step: int) -> bool:
+        checkpoint = self.world.disk.committed.get(step)
+        if checkpoint is None:
+            return False
+        structure = checkpoint.verified == "structure"
+        return all(
+            file is not None and file.step == step and (file.whole or structure)
+            for file in (checkpoint.files.get(f"rank-{rank:05d}.pt") for rank in checkpoint.ranks)
+        )
+
+    # --- the ranks ----------------------------------------------------------------------------------------------------
+
+    def save_began(self, process: Process, order: wire.SaveAt) -> None:
+        """A rank begins to save: it must stand where it was agreed, with everybody's Go."""
+        if process.n != order.at.n:
+            self.broken("save", f"rank {process.rank} saves step {process.n}, agreed was {order.at.n}")
+        current = self.world.supervisor.state.round
+        if current is not None and current.number == order.round and not current.go:
+            self.broken("save", f"rank {process.rank} saves before Go")
+
+    def stepped(self, process: Process) -> None:
+        """A rank has finished a step."""
+
+    def parked(self, process: Process) -> None:
+        """A rank is parked: is it held for nothing?"""
+        world, state = self.world, self.world.supervisor.state
+        options, now = world.options, world.now
+        assert process.parked_ms is not None
+        if state.phase.name == "RUNNING":
+            held_ms = now - max(process.parked_ms, self.idle_since)
+            limit_ms = CALM_IDLE_MS if options.mode == "calm" else PARKED_IDLE_MS
+            if held_ms > limit_ms:
+                self.broken("parked", f"rank {process.rank} is held for {held_ms} ms while no round is running")
+            return
+        current = state.round
+        if current is None or state.phase.name not in ("AGREEING", "SAVING"):
+            return
+        held_ms = now - max(process.parked_ms, current.began_ms, current.go_ms)
+        if held_ms > options.save_timeout_ms + SLACK_MS and current.kind.name != "LEAVE":
+            self.broken("parked", f"rank {process.rank} is held for {held_ms} ms in round {current.number}")
+        mute_ms = self._mute_ms(process)
+        saving = any(other.saving for other in world.command.processes if other.alive)
+        if min(held_ms, mute_ms) > (MUTE_SAVING_MS if saving else MUTE_MS) + SLACK_MS:
+            self.broken("mute", f"rank {process.rank} is held for {held_ms} ms by a rank that is mute for {mute_ms} ms")
+
+    def _mute_ms(self, process: Process) -> int:
+        """For how long some other rank has been stopped."""
+        now = self.world.now
+        return max((now - other.stopped_ms for other in self.world.command.processes if other.alive and other.stopped), default=0)
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def killed(self) -> None:
+        """SIGKILL of the step has come before the supervisor was out."""
+        world = self.world
+        self.was_killed = True
+        told = self.notice_ms is not None and world.now - self.notice_ms >= MIN_NOTICE_MS
+        if told and not world.slurm.trouble and not world.options.has("unkillable"):
+            self.broken("late", f"killed in {world.supervisor.state.phase.name} before it was out")
+
+    def exited(self, code: int, line: str) -> None:
+        """The supervisor leaves."""
+        self.exit = (code, line)
+        world, state = self.world, self.world.supervisor.state
+        slurm, options = world.slurm, world.options
+        if world.command.code is None and not self.ended_by_us:
+            self.broken("left alone", f"exit {code} while the command runs and was not ended")
+        interrupted = state.leaving is not None
+        if not interrupted:
+            if code != world.command.code:
+                self.broken("status", f"exit {code}, the command ended with {world.command.code}")
+            return
+        if code == 143 and line.startswith("cancelled"):
+            if slurm.cancelled_ms is None and options.story != "preempt_cancel" and not options.has("refused"):
+                self.broken("status", "took the job for cancelled, and nobody cancelled it")
+        elif not slurm.requeued and self._seen_cancelled():
+            self.broken("status", f"exit {code} of a cancelled job")
+        fresh = re.search(r"step (\d+) is committed", line)
+        if fresh:
+            self._fresh(int(fresh.group(1)))
+        if code == 75 and not fresh or code == 76 and fresh:
+            self.broken("status", f"exit {code}: {line}")
+        self._comes_back(code)
+
+    def _seen_cancelled(self) -> bool:
+        """Whether the last look shows a cancelled job.
+
+        A scancel in the very second of the notice of a --no-requeue job looks like the end of its grace: the one doubt that is
+        not taken for a scancel, as nobody can revive such a job (docs/slurm.md, section 3).
+        """
+        supervisor, cancelled_ms = self.world.supervisor, self.world.slurm.cancelled_ms
+        view = supervisor.view
+        if view is None or cancelled_ms is None or supervisor.view_seen_ms <= cancelled_ms or view.state == "RUNNING":
+            return False
+        return view.requeue or view.preempt_ms != view.end_ms
+
+    def _comes_back(self, code: int) -> None:
+        """A job that Slurm interrupts comes back, and nobody leaves before it does."""
+        world = self.world
+        slurm, options, policy = world.slurm, world.options, world.supervisor.policy
+        if code not in (75, 76) or not policy.can_look or options.requeue != "auto" or slurm.cancelled_ms is not None:
+            return
+        if slurm.batch and slurm.requeue_flag and not slurm.requeued and not slurm.trouble:
+            self.broken("lost", "left, and the job was not requeued")
+        if self.accepted_ms is None or slurm.term_due_ms is None or self.term_ms >= slurm.term_due_ms:
+            return
+        near = slurm.kill_ms is not None and slurm.kill_ms - world.now < MIN_NOTICE_MS
+        if world.now < self.accepted_ms + TERM_WAIT_MS and not near:
+            self.broken("early", "left before the SIGTERM of its requeue had come")
+
+    def _fresh(self, step: int) -> None:
+        world, options = self.world, self.world.options
+        if not self._is_whole(step):
+            self.broken("fresh", f"step {step} is said to be committed, and is not whole on the disk")
+        if self.notice_n is not None and step < self.notice_n and not options.has("elastic") and not options.restarts:
+            self.broken("fresh", f"step {step} is said to be fresh, and all ranks stood at {self.notice_n} when the notice came")
+        last = self.committed_at[-1] if self.committed_at else None
+        if last is None or last[0] != step or last[2] != "LEAVE":
+            return
+        for process in world.command.processes:
+            n = process.n if process.left_n is None else process.left_n
+            if process.hooked and n > step and not process.silenced:
+                self.broken("lost steps", f"rank {process.rank} ran to step {n} after step {step} was saved to leave")
+
+    def final(self) -> None:
+        """At the end of a run."""
+        from tests.sim import liveness  # noqa: PLC0415 - split for length; it needs Violation from here
+
+        liveness.final(self)
+
+
+def is_local(world: World) -> bool:
+    """Whether this run has no Slurm."""
+    return world.options.story in LOCAL

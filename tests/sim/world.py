@@ -1,0 +1,151 @@
+"""The simulated world: one heap of (time, order, action), one source of randomness, whole milliseconds.
+
+Owns the clock, the network and the order of things. `run(seed)` draws a run and plays it to its end; it raises Violation with the
+seed and the options when a rule was broken.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from typing import Any
+
+from ckpt_client import wire
+
+from tests.sim.checks import Checks, Violation
+from tests.sim.code import Code
+from tests.sim.command import Command
+from tests.sim.disk import Disk
+from tests.sim.options import Options, draw
+from tests.sim.shell import Supervisor
+from tests.sim.slurm import Slurm
+from tests.sim.story import Story
+from tests.sim.trainer import Process, racy
+
+EVENTS_MAX = 200_000
+LIMIT_MS = 130_000
+"""A run is over this long after its story began."""
+
+FIRST_PID = 1_000
+
+
+class Network:
+    """Frames between ranks and supervisor: lost, repeated, late and out of order, when those faults are on."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.last_ms: dict[tuple[int, bool], int] = {}
+        self.cut: dict[int, tuple[int, int, bool]] = {}
+
+    def to_supervisor(self, process: Process, word: wire.FromRank) -> None:
+        """A word of a rank."""
+        self._send(process, True, self.world.supervisor.hear, wire.encode(word))
+
+    def to_rank(self, process: Process, word: wire.ToRank) -> None:
+        """A word of the supervisor."""
+        self._send(process, False, process.hear, wire.encode(word))
+
+    def _send(self, process: Process, up: bool, call: Callable[[bytes], None], frame: bytes) -> None:
+        world = self.world
+        options, rng, now = world.options, world.rng, world.now
+        delay_ms = rng.randrange(2)
+        times = 1
+        if options.mode != "calm" and now < options.heals_ms:
+            if options.loss_percent and rng.randrange(100) < options.loss_percent or self._is_cut(process, up):
+                return
+            if options.has("repeat") and rng.random() < 0.2:
+                times = 2
+            if options.has("delay") and rng.random() < 0.2:
+                delay_ms += rng.choice((5, 60, 1_500))
+        at_ms = now + delay_ms
+        if not options.has("reorder"):
+            at_ms = max(at_ms, self.last_ms.get((process.who.pid, up), 0))
+            self.last_ms[process.who.pid, up] = at_ms
+        for _ in range(times):
+            world.at(at_ms - now, call, frame)
+            at_ms += rng.randrange(40) if options.has("reorder") else 0
+
+    def _is_cut(self, process: Process, up: bool) -> bool:
+        """One-way or full partition of one rank for a while."""
+        options, rng, now = self.world.options, self.world.rng, self.world.now
+        if not options.has("partition"):
+            return False
+        if process.who.pid not in self.cut:
+            begin_ms = rng.randrange(options.story_ms + 2_000)
+            end_ms = begin_ms + rng.choice((500, 4_000, 14_000)) if rng.random() < 0.6 else begin_ms
+            self.cut[process.who.pid] = (begin_ms, end_ms, rng.random() < 0.5)
+        begin_ms, end_ms, both = self.cut[process.who.pid]
+        return begin_ms <= now < end_ms and (both or up)
+
+
+class World:
+    """One run."""
+
+    def __init__(self, options: Options, rng: random.Random, code: Code, trace: Callable[[str], None] | None = None) -> None:
+        self.options = options
+        self.rng = rng
+        self.code = code
+        self.now = 0
+        self.over = False
+        self.rank_type = racy(code.protocol)
+        self._heap: list[tuple[int, int, Callable[[Any], None], tuple[Any, ...]]] = []
+        self._order = 0
+        self._pid = FIRST_PID
+        self._trace = trace
+        self.processes: dict[int, Process] = {}
+        self.checks = Checks(self)
+        self.net = Network(self)
+        self.disk = Disk(self, options.resume_step)
+        self.slurm = Slurm(self)
+        self.supervisor = Supervisor(self)
+        self.command = Command(self, 0, options.resume_step)
+        self.story = Story(self)
+        self.supervisor.begin()
+
+    def at(self, delay_ms: int, call: Callable[..., None], *arguments: Any) -> None:
+        """Do this after a delay; what is due at the same moment happens in the order it was asked for."""
+        self._order += 1
+        heapq.heappush(self._heap, (self.now + delay_ms, self._order, call, arguments))
+
+    def trace(self, text: str) -> None:
+        """One line of the trace, when it is wanted."""
+        if self._trace is not None:
+            self._trace(f"{self.now:>7} {text}")
+
+    def new_pid(self, process: Process) -> int:
+        """A process number that was never used."""
+        self._pid += 1
+        self.processes[self._pid] = process
+        return self._pid
+
+    def run(self) -> None:
+        """Play everything to the end."""
+        heap, limit_ms = self._heap, self.options.story_ms + LIMIT_MS
+        for _ in range(EVENTS_MAX):
+            if self.over or not heap:
+                break
+            at_ms, _order, call, arguments = heapq.heappop(heap)
+            if at_ms > limit_ms:
+                break
+            self.now = at_ms
+            call(*arguments)
+        else:
+            raise Violation("run away", f"{EVENTS_MAX} events and no end")
+        self.checks.final()
+
+
+def run(seed: int, code: Code, trace: Callable[[str], None] | None = None, ranks_max: int = 16) -> World:
+    """Draw and play one run. Raises Violation when a rule is broken."""
+    rng = random.Random(seed)
+    options = draw(seed, rng, ranks_max)
+    if trace is not None:
+        trace(options.text())
+    try:
+        world = World(options, rng, code, trace)
+        world.run()
+    except Violation as violation:
+        raise Violation(violation.rule, f"{violation.text}\n  make sim SEED={seed}\n  {options.text()}") from violation
+    except AssertionError as error:
+        raise Violation("assertion", f"{error!r} in the code\n  make sim SEED={seed}\n  {options.text()}") from error
+    return world

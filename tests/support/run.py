@@ -1,0 +1,227 @@
+"""Starts `ckpt-supervise` as a real process without Slurm, and waits for what it and its command do.
+
+Owns: the process, its output in files, and looking into journal and store from outside. Every wait is for a fact, with a bound.
+Must not: know what is right; tests do. Ends only what it started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ckpt_supervisor import store
+from ckpt_supervisor.journal import read_lines
+
+BOUND_S = 60.0
+"""For facts that come within a second on an idle machine; a loaded one with two cores gets the rest."""
+
+LOOK_S = 0.01
+TOY = Path(__file__).resolve().parent / "toy.py"
+SUPERVISE = (sys.executable, "-m", "ckpt_supervisor.cli")
+_FOREIGN = re.compile(r"(SLURM|CKPT_SUPERVISE|TORCHELASTIC)_.*|RANK|WORLD_SIZE|LOCAL_RANK|MASTER_.*|XDG_RUNTIME_DIR|TMPDIR")
+_never = threading.Event()
+
+T = TypeVar("T")
+
+
+def eventually(look: Callable[[], T], what: str, bound_s: float = BOUND_S) -> T:
+    """The first true value that `look` gives; fails with `what` when none comes in time."""
+    end = time.monotonic() + bound_s
+    while True:
+        found = look()
+        if found:
+            return found
+        if time.monotonic() >= end:
+            raise AssertionError(f"not within {bound_s:g} s: {what}")
+        _never.wait(LOOK_S)
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment without Slurm, torchrun and options of ours, and with paths that hold in every directory."""
+    env = {key: value for key, value in os.environ.items() if not _FOREIGN.fullmatch(key)}
+    if "PYTHONPATH" in env:
+        env["PYTHONPATH"] = os.pathsep.join(str(Path(part).absolute()) for part in env["PYTHONPATH"].split(os.pathsep) if part)
+    return env | dict(extra or {})
+
+
+def is_alive(pid: int) -> bool:
+    """Whether this process lives; a zombie does not."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return text.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+def toy(*words: object) -> list[str]:
+    """The command line of a toy trainer without torch."""
+    return [sys.executable, str(TOY), "--no-torch", *map(str, words)]
+
+
+@dataclasses.dataclass
+class Run:
+    """One started supervisor."""
+
+    process: subprocess.Popen[bytes]
+    dir: Path
+    """The checkpoint directory."""
+    files: Path
+    """Where out, err and the toy's log are."""
+
+    @property
+    def pid(self) -> int:
+        """The supervisor's."""
+        return self.process.pid
+
+    @property
+    def out(self) -> str:
+        """What came on stdout so far; the command's too."""
+        return (self.files / "out").read_text()
+
+    @property
+    def err(self) -> str:
+        """What came on stderr so far."""
+        return (self.files / "err").read_text(errors="replace")
+
+    def signal(self, *numbers: int) -> None:
+        """Signals to the supervisor alone, as with proctrack/cgroup."""
+        for number in numbers:
+            self.process.send_signal(number)
+
+    def code(self, bound_s: float = BOUND_S) -> int:
+        """Its exit status, once it has ended."""
+        try:
+            return self.process.wait(bound_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the supervisor has not ended within {bound_s:g} s:{self.story()}") from None
+
+    def said(self, pattern: str, bound_s: float = BOUND_S) -> re.Match[str]:
+        """The first line of stdout, which the toy shares, that matches; waits for it."""
+        expression = re.compile(pattern, re.MULTILINE)
+        return self._eventually(lambda: expression.search(self.out), f"a line {pattern!r} on stdout", bound_s)
+
+    def warned(self, pattern: str) -> re.Match[str]:
+        """The same on stderr."""
+        return self._eventually(lambda: re.search(pattern, self.err, re.MULTILINE), f"a line {pattern!r} on stderr", BOUND_S)
+
+    def events(self, name: str = "", **fields: Any) -> list[dict[str, Any]]:
+        """The journals' events so far, of all starts in this directory, by name and fields."""
+        lines = [line for path in self.journals() for line in read_lines(path)]
+        return [line for line in lines if not name or line["event"] == name if fields.items() <= line.items()]
+
+    def journals(self) -> list[Path]:
+        """The journal files, oldest start first."""
+        paths = (self.dir / "journal").glob("*.jsonl")
+        return sorted(paths, key=lambda path: int(path.stem.split("-")[-2]))
+
+    def event(self, name: str, bound_s: float = BOUND_S, **fields: Any) -> dict[str, Any]:
+        """The newest such event; waits for one."""
+        return self._eventually(lambda: self.events(name, **fields), f"event {name} {fields}", bound_s)[-1]
+
+    def steps(self) -> list[int]:
+        """Steps of the checkpoints there, oldest first; what their names promise only."""
+        return sorted(candidate.step for candidate in store.scan(self.dir))
+
+    def intact(self) -> list[int]:
+        """Steps of those that are whole, every byte read."""
+        whole = [store.verify_checkpoint(candidate.path).verdict is store.Verdict.INTACT for candidate in store.scan(self.dir)]
+        return sorted(candidate.step for candidate, yes in zip(store.scan(self.dir), whole, strict=True) if yes)
+
+    def toy_pid(self) -> int:
+        """The trainer's process, once it has attached and says so."""
+        return int(self.said(r"^ready pid (\d+) ")[1])
+
+    def toy_steps(self) -> list[int]:
+        """The steps that the toy did, in order, of all starts with this log."""
+        log = self.files / "toy.log"
+        return [int(n) for n in re.findall(r"^step (\d+) ", log.read_text(), re.MULTILINE)] if log.exists() else []
+
+    def reached(self, n: int) -> None:
+        """Wait until the toy has done step n."""
+        self._eventually(lambda: max(self.toy_steps(), default=0) >= n, f"step {n} of the toy", BOUND_S)
+
+    def story(self) -> str:
+        """Everything that helps to see why a test failed."""
+        events = "\n".join(str({key: line[key] for key in line if key not in _IDENTITY}) for line in self.events())
+        return f"\n--- err\n{self.err}\n--- out\n{self.out[-2000:]}\n--- journal\n{events}"
+
+    def _eventually(self, look: Callable[[], T], what: str, bound_s: float) -> T:
+        ended: list[bool] = []
+
+        def look_or_give_up() -> T | None:
+            over = self.process.poll() is not None  # asked before the look: what was written before the end is seen
+            found = look()
+            if not found and over:
+                ended.append(True)
+                return found or None
+            return found
+
+        try:
+            return _first(lambda: look_or_give_up(), lambda: bool(ended), what, bound_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}{self.story()}") from None
+
+
+_IDENTITY = frozenset({"job", "attempt", "step_id", "epoch", "task", "host", "pid"})
+
+
+def _first(look: Callable[[], T | None], over: Callable[[], bool], what: str, bound_s: float) -> T:
+    end = time.monotonic() + bound_s
+    while True:
+        found = look()
+        if found:
+            return found
+        if over():
+            raise AssertionError(f"the supervisor has ended without: {what}")
+        if time.monotonic() >= end:
+            raise AssertionError(f"not within {bound_s:g} s: {what}")
+        _never.wait(LOOK_S)
+
+
+@contextlib.contextmanager
+def supervised(
+    files: Path,
+    command: Sequence[str],
+    *options: object,
+    env: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+    stdout: int | None = None,
+    stderr: int | None = None,
+) -> Iterator[Run]:
+    """A started supervisor over this command; on the way out whatever still runs of it is killed."""
+    files.mkdir(parents=True, exist_ok=True)
+    place = directory if directory is not None else files / "ckpt"
+    argv = [*SUPERVISE, "--dir", str(place), *map(str, options), "--", *command]
+    with (files / "out").open("ab") as out, (files / "err").open("ab") as err:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=out if stdout is None else stdout,
+            stderr=err if stderr is None else stderr,
+            env=environment(env),
+            cwd=files,
+        )
+    try:
+        yield Run(process, place, files)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+@contextlib.contextmanager
+def trained(files: Path, *words: object, options: Sequence[object] = (), **more: Any) -> Iterator[Run]:
+    """A started supervisor over the toy with these knobs, which logs its steps."""
+    log = files / "toy.log"
+    with supervised(files, toy("--log", log, *words), *options, **more) as run:
+        yield run

@@ -1,0 +1,51 @@
+"""Who a process is (docs/protocol.md, rule 11), and what it resumes from."""
+
+from __future__ import annotations
+
+import pytest
+from ckpt_client.identity import Identity, identify, torch_distributed
+from ckpt_client.meeting import step_of
+
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
+SRUN = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "2"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "distributed", "expected"),
+    [
+        ({}, None, Identity(0, 1, 0, 0, distributed=False)),
+        (SRUN, None, Identity(5, 8, 2, 0, distributed=False)),
+        (SRUN | TORCHRUN, None, Identity(3, 4, 1, 0, distributed=False)),
+        (SRUN | TORCHRUN, (6, 7), Identity(6, 7, 1, 0, distributed=True)),
+        ({"RANK": "3"}, None, Identity(0, 1, 0, 0, distributed=False)),
+        ({"RANK": "4", "WORLD_SIZE": "4"}, None, Identity(0, 1, 0, 0, distributed=False)),
+        ({"RANK": "", "WORLD_SIZE": "x", **SRUN}, None, Identity(5, 8, 2, 0, distributed=False)),
+        ({"RANK": "-1", "WORLD_SIZE": "4"}, None, Identity(0, 1, 0, 0, distributed=False)),
+        ({"TORCHELASTIC_RESTART_COUNT": "2"}, None, Identity(0, 1, 0, 2, distributed=False)),
+        ({"TORCHELASTIC_RESTART_COUNT": "1", "CKPT_SUPERVISE_RESTART": "3"}, None, Identity(0, 1, 0, 30_001, distributed=False)),
+    ],
+)
+def test_the_first_source_that_makes_sense_is_believed(
+    environment: dict[str, str], distributed: tuple[int, int] | None, expected: Identity
+) -> None:
+    """torch.distributed, then torchrun's variables, then Slurm's, then 0 of 1; garbage counts as absent."""
+    assert identify(environment, distributed) == expected
+
+
+def test_a_process_without_a_group_has_no_distributed_rank() -> None:
+    """Looking at torch.distributed neither imports nor initialises it."""
+    assert torch_distributed() is None
+
+
+@pytest.mark.parametrize(
+    ("path", "step"), [("", 0), ("/x/step-000001200", 1200), ("step-12/", 12), ("/step-3/step-000000004", 4)]
+)
+def test_the_name_of_a_checkpoint_says_its_step(path: str, step: int) -> None:
+    """Used when the supervisor did not answer: the environment holds the path."""
+    assert step_of(path) == step
+
+
+def test_a_path_that_is_no_checkpoint_is_an_error() -> None:
+    """Starting from zero in silence would be worse."""
+    with pytest.raises(ValueError, match="does not name a checkpoint"):
+        step_of("/x/model.pt")
