@@ -46,7 +46,8 @@ class Attachment:
     def __init__(self, rank: Rank, line: Line, saver: Saver) -> None:
         self.rank = rank
         self._saver = saver
-        self._changed = threading.Condition(threading.Lock())
+        # Reentrant: a loop that the garbage collector ends in the listener's thread says Finished from there.
+        self._changed = threading.Condition()
         self._listener = Listener(line, rank, self._changed)
         self._said_left = 0
         self._over = False
@@ -64,7 +65,7 @@ class Attachment:
             with self._changed:
                 decision = self.rank.at_boundary(here, now_ms())
                 while decision.step is Step.WAIT:
-                    self._listener.ring()
+                    self._listener.ring()  # There may be something to say, and to repeat from now on.
                     self._changed.wait(PARK_SECONDS)
                     decision = self.rank.at_boundary(here, now_ms())
                 if decision.step is Step.LEAVE:
@@ -139,7 +140,7 @@ class Attachment:
     def _forked(self) -> None:
         """In a forked child: silent for ever. The lock may be held by a thread that does not exist here, so it is replaced."""
         self._over = True
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threading.Condition()
         self._listener.forked()
         self.rank.hold = NO_ROUND
         self.rank.due = NEVER

@@ -205,9 +205,10 @@ class Listener:
             now = now_ms()
             for word in self._line.receive():
                 self._rank.hear(word, now)
+                # Only then: a parked thread that is woken rings, and the two would keep each other awake.
+                self._changed.notify_all()
             self._rank.tick(now)
             answers = self._rank.take_outbox()
-            self._changed.notify_all()
         for answer in answers:
             self._line.send(answer)
         return alive and not self._closing

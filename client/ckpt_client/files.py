@@ -35,7 +35,7 @@ class SaveError(Exception):
 
 def one_line(error: BaseException) -> str:
     """An exception as one line, `Type: message`."""
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).split()).encode("utf-8", "replace").decode()  # File names may hold what no word can.
     name = type(error).__name__
     return (f"{name}: {text}" if text else name)[: wire.REASON_CHARS_MAX]
 

@@ -54,7 +54,8 @@ class Place:
         alone = self._alone.pop()
         if self._alone:
             self._store_entered()
-            return None
+            # Leaving a phase of its own is the last boundary at its position, also inside a common one.
+            return Position(self.n, self.k) if alone and not self._alone[-1] else None
         if not alone:
             self.k += 1
         here = Position(self.n, self.k)

@@ -1,189 +1,192 @@
-"""`make demo`: a real training run that is preempted twice and resumed twice, and ends with the weights of an undisturbed one.
+"""`make demo`: a real training run, preempted twice and resumed twice, that ends with the weights of an undisturbed one.
 
-On a throwaway Slurm where it can be installed (root and apt), else in local mode; says which. Leaves nothing behind.
+Owns the story and what is printed. On a throwaway Slurm where one can be had (root and apt), else in local mode; says which.
+Must not leave anything behind: it writes into one directory below /tmp, and whatever it starts ends with it (demo_run.py).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import os
-import re
+import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
-HERE = Path(__file__).resolve().parent
-REPOSITORY = HERE.parent.parent
-TRAIN = HERE / "train.py"
+from demo_run import WAIT_S, DemoError, Job, exit_on_sigterm, run, slurm_lab, started, undisturbed, wait_for, why_no_slurm
+
+TRAIN = Path(__file__).resolve().parent / "train.py"
 BIN = Path(sys.executable).parent
-STEPS = 240
-INTERRUPT_AT = (70, 150)
-"""The run is interrupted when it has printed these steps."""
+STEPS = 300
+INTERRUPT_AT = (60, 140)
+"""The run is interrupted once it has run these steps. Much is left after the last one: a busy Slurm preempts seconds late."""
 
-WAIT_S = 180.0
+SHOWN = ("command_started", "notice", "agreed", "rank_written", "verified", "commit", "requeue", "exit")
+"""The journal's events that are printed."""
+
+INTERRUPTED = 130
+
+
+class Place(NamedTuple):
+    """Where everything of this demo lies."""
+
+    work: Path
+
+    @property
+    def output(self) -> Path:
+        """What the supervised run printed, over all attempts."""
+        return self.work / "output"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Its checkpoint directory."""
+        return self.work / "checkpoints"
+
+    def training(self, name: str) -> list[str]:
+        """The command that trains; it leaves NAME.ledger and NAME.digest behind."""
+        files = ("--ledger", str(self.work / f"{name}.ledger"), "--digest", str(self.work / f"{name}.digest"))
+        return [sys.executable, str(TRAIN), "--steps", str(STEPS), *files]
+
+    def supervised(self) -> list[str]:
+        """The same below ckpt-supervise."""
+        options = ("--dir", str(self.checkpoints), "--every-steps", "50", "--keep", "3")
+        return [str(BIN / "ckpt-supervise"), *options, "--", *self.training("supervised")]
+
+    def ledger(self, name: str) -> list[tuple[int, float]]:
+        """Number and time of every step that was run, in order; a line that is just being written is left out."""
+        try:
+            text = (self.work / f"{name}.ledger").read_text()
+        except FileNotFoundError:
+            return []
+        lines = text[: text.rfind("\n") + 1].splitlines()
+        return [(int(step), float(when)) for step, when in (line.split() for line in lines)]
+
+    def digest(self, name: str) -> str:
+        """Of the final weights; "" while training has not come to its end."""
+        try:
+            return (self.work / f"{name}.digest").read_text().strip()
+        except FileNotFoundError:
+            return ""
+
+    def reached(self, step: int) -> bool:
+        """Whether the supervised run has run this step."""
+        return any(number >= step for number, _ in self.ledger("supervised")[-1:])
 
 
 def main() -> int:
-    """Run the demo; 0 when the weights are equal."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--local", action="store_true", help="without Slurm")
+    """Run the demo; 0 when the weights are equal, 1 when not or when it could not be run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--local", action="store_true", help="without Slurm, although it could be had")
     options = parser.parse_args()
-    work = Path(tempfile.mkdtemp(prefix="ckpt-demo-", dir="/tmp"))  # noqa: S108 - Slurm's sockets need a short path.
+    exit_on_sigterm()
+    # Not $TMPDIR: Slurm's and munge's sockets need a short path.
+    place = Place(Path(tempfile.mkdtemp(prefix="ckpt-demo-", dir="/tmp")))
     try:
-        return demo(work, options.local or not slurm_can_run())
+        return demo(place, local=options.local)
+    except DemoError as error:
+        show(place.output)
+        say(f"the demo has failed: {error}")
+        return 1
+    except KeyboardInterrupt:
+        say("interrupted")
+        return INTERRUPTED
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        with undisturbed():
+            shutil.rmtree(place.work, ignore_errors=True)
 
 
-def demo(work: Path, local: bool) -> int:
-    """Reference run, interrupted run, comparison."""
-    tell("1. The same training, undisturbed")
-    subprocess.run([sys.executable, str(TRAIN), "--steps", str(STEPS), "--out", str(work / "reference")], check=True)
-    if local:
-        tell("2. Supervised, in local mode (no Slurm here, or not root): SIGTERM twice, started again twice")
-        run_local(work)
+def demo(place: Place, *, local: bool) -> int:
+    """Undisturbed run, interrupted run, comparison."""
+    why_local = "asked for with --local" if local else why_no_slurm(say)
+    tell(f"1. {STEPS} steps of training, undisturbed and unsupervised")
+    began = time.monotonic()
+    run(place.training("undisturbed"), cwd=place.work, capture=True)
+    say(f"{time.monotonic() - began:.0f} s; weights sha256 {place.digest('undisturbed')}")
+    if why_local:
+        tell(f"2. The same below ckpt-supervise, in local mode ({why_local}): SIGTERM twice, started again twice")
+        run_local(place)
     else:
-        tell("2. Supervised, on a throwaway Slurm: preempted twice by jobs of a higher partition, requeued twice")
-        run_on_slurm(work)
-    tell("3. What happened (ckptctl log)")
+        tell("2. The same below ckpt-supervise, on a throwaway Slurm: preempted twice by a higher partition, requeued twice")
+        run_on_slurm(place)
+    show(place.output)
+    tell("3. What happened: ckptctl log")
     events = [word for name in SHOWN for word in ("--event", name)]
-    subprocess.run([str(BIN / "ckptctl"), "log", "--dir", str(work / "checkpoints"), *events], check=True)
-    tell("4. The checkpoints (ckptctl ls)")
-    subprocess.run([str(BIN / "ckptctl"), "ls", "--dir", str(work / "checkpoints")], check=True)
-    tell("5. The result")
-    return compare(work)
+    run([str(BIN / "ckptctl"), "log", "--dir", str(place.checkpoints), *events])
+    tell("4. The checkpoints that were kept: ckptctl ls")
+    run([str(BIN / "ckptctl"), "ls", "--dir", str(place.checkpoints)])
+    tell("5. What was lost")
+    return compare(place)
 
 
-SHOWN = ("command_started", "notice", "agreed", "rank_written", "verified", "commit", "requeue", "exit")
-
-
-def run_local(work: Path) -> None:
+def run_local(place: Place) -> None:
     """Interrupt with SIGTERM, start again, until training has ended by itself."""
-    output = work / "output"
-    for attempt in range(len(INTERRUPT_AT) + 1):
-        with output.open("ab") as file:
-            run = subprocess.Popen(command(work), stdout=file, stderr=file, cwd=work)
-        if attempt < len(INTERRUPT_AT):
-            wait_for(lambda a=attempt: reached(output, INTERRUPT_AT[a]), f"step {INTERRUPT_AT[attempt]}")
-            run.send_signal(signal.SIGTERM)
-        code = run.wait(timeout=WAIT_S)
-        print(f"   attempt {attempt}: exit status {code}", flush=True)
-    show(output)
+    for step in (*INTERRUPT_AT, None):
+        with started(place.supervised(), place.output) as process:
+            if step is not None:
+                wait_for(lambda n=step: place.reached(n), f"step {step}", over=lambda p=process: p.poll() is not None)
+                process.send_signal(signal.SIGTERM)
+            code = process.wait(timeout=WAIT_S)
+        say(f"exit status {code}" if step is None else f"step {step} was reached, SIGTERM: exit status {code}")
 
 
-def run_on_slurm(work: Path) -> None:
+def run_on_slurm(place: Place) -> None:
     """Bring a lab up, submit, preempt twice, wait for the end, take the lab down."""
-    root = work / "lab"
-    lab("up", "--root", str(root), "--nodes", "1", "--grace", "60", "--kill-wait", "10", "--cred-expire", "5")
-    try:
-        env = {**os.environ, "SLURM_CONF": lab_conf(root), "CKPT_SUPERVISE_STATE": str(work / "state")}
-        output = work / "output"
-        script = "#!/bin/bash\nsrun " + " ".join(command(work)) + "\n"
-        job = slurm(env, "sbatch", "--parsable", "-p", "low", "--open-mode=append", f"--output={output}", "-t", "30", stdin=script, cwd=work)
+    with slurm_lab(place.work / "lab") as conf:
+        env = {**os.environ, "SLURM_CONF": conf, "CKPT_SUPERVISE_STATE": str(place.work / "state")}
+        job = Job(env, place.work)
+        options = ("--partition=low", "--requeue", "--open-mode=append", "--time=30")
+        job.submit(f"exec srun {shlex.join(place.supervised())}", f"--output={place.output}", *options)
+        say(f"job {job.number}: sbatch {' '.join(options)}; exec srun ckpt-supervise ... -- python train.py ...")
         for count, step in enumerate(INTERRUPT_AT):
-            wait_for(lambda s=step: reached(output, s), f"step {step}")
-            print(f"   step {step} is reached: a job of partition high takes the node", flush=True)
-            slurm(env, "sbatch", "--parsable", "-p", "high", "--exclusive", "--output=/dev/null", stdin="#!/bin/bash\nsleep 1\n", cwd=work)
-            wait_for(lambda c=count: restarts(env, job) > c, "the requeue")
-            print(f"   job {job} is requeued (Restarts={restarts(env, job)}); it comes back by itself", flush=True)
-        wait_for(lambda: (work / "result").exists() and state(env, job) not in ("RUNNING", "COMPLETING"), "the end of training")
-        print(f"   job {job} ended: {state(env, job)}", flush=True)
-        show(output)
-    finally:
-        lab("down", "--root", str(root))
+            wait_for(lambda n=step: place.reached(n), f"step {step}", over=job.over)
+            job.submit("sleep 1", "--partition=high", "--exclusive", "--output=/dev/null")
+            say(f"step {step} was reached: a job of partition high wants the node")
+            wait_for(lambda n=count: job.restarts() > n, "the preemption", over=job.over)
+            say(f"job {job.number}: Restarts={job.restarts()}; it comes back by itself")
+        wait_for(lambda: place.digest("supervised") != "" and job.over(), "the end of training", over=job.over)
+        say(f"job {job.number}: {job.field('JobState')}")
 
 
-def command(work: Path) -> list[str]:
-    """The supervised training command."""
-    return [
-        *(str(BIN / "ckpt-supervise"), "--dir", str(work / "checkpoints"), "--every-steps", "50", "--keep", "3", "--"),
-        *(sys.executable, str(TRAIN), "--steps", str(STEPS), "--out", str(work / "result")),
-    ]
-
-
-def compare(work: Path) -> int:
-    """Equal weights, and which steps were run twice or never."""
-    expected, found = (work / "reference").read_text().strip(), (work / "result").read_text().strip()
-    steps = [int(number) for number in re.findall(r"^step +(\d+) ", (work / "output").read_text(), re.MULTILINE)]
-    wanted = list(range(0, STEPS, 10))
-    print(f"   undisturbed: {expected}\n   interrupted: {found}")
-    print(f"   steps lost or run twice: {len(steps) - len(set(steps)) + len(set(wanted) - set(steps))} of those printed")
-    same = expected == found and steps == wanted
-    print("   The weights are bit for bit the same." if same else "   THE RUNS DIFFER.")
+def compare(place: Place) -> int:
+    """Equal weights, steps that were run twice or never, and the time without training."""
+    ran = place.ledger("supervised")
+    numbers = [step for step, _ in ran]
+    twice, never = len(numbers) - len(set(numbers)), STEPS - len(set(numbers))
+    gaps = sorted((after[1] - before[1] for before, after in itertools.pairwise(ran)), reverse=True)
+    pauses = " and ".join(f"{gap:.1f} s" for gap in gaps[: len(INTERRUPT_AT)])
+    say(f"steps run: {len(numbers)} of {STEPS}; run twice: {twice}; never run: {never}")
+    say(f"time without training: {pauses} (saving and ending, waiting in the queue, starting Python and torch)")
+    undisturbed_sum, supervised_sum = place.digest("undisturbed"), place.digest("supervised")
+    say(f"weights, undisturbed: {undisturbed_sum}")
+    say(f"weights, interrupted: {supervised_sum}")
+    same = undisturbed_sum == supervised_sum != "" and numbers == list(range(STEPS))
+    say("No step was lost, and the weights are bit for bit the same." if same else "THE RUNS DIFFER.")
     return 0 if same else 1
 
 
-def slurm_can_run() -> bool:
-    """Whether Slurm is here or can be installed."""
-    return os.geteuid() == 0 and lab("install", check=False) == 0
-
-
-def lab(*words: str, check: bool = True) -> int:
-    """Call the lab's own command line."""
-    done = subprocess.run([sys.executable, str(REPOSITORY / "deploy" / "lab" / "lab.py"), *words], stdout=subprocess.DEVNULL, check=check)
-    return done.returncode
-
-
-def lab_conf(root: Path) -> str:
-    """Where the lab's slurm.conf is."""
-    line = subprocess.run(
-        [sys.executable, str(REPOSITORY / "deploy" / "lab" / "lab.py"), "env", "--root", str(root)],
-        check=True, capture_output=True, text=True,
-    ).stdout
-    return line.split("SLURM_CONF=", 1)[1].split()[0].strip("'\";")
-
-
-def slurm(env: Mapping[str, str], *words: str, stdin: str = "", cwd: Path | None = None) -> str:
-    """Run a Slurm client; its output."""
-    return subprocess.run(words, input=stdin, env=dict(env), cwd=cwd, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
-
-
-def field(env: Mapping[str, str], job: str, name: str) -> str:
-    """One field of `scontrol show job`."""
-    found = re.search(rf"\b{name}=(\S+)", slurm(env, "scontrol", "show", "job", job))
-    return found[1] if found else ""
-
-
-def restarts(env: Mapping[str, str], job: str) -> int:
-    """How often the job was requeued."""
-    return int(field(env, job, "Restarts") or 0)
-
-
-def state(env: Mapping[str, str], job: str) -> str:
-    """The job's state."""
-    return field(env, job, "JobState")
-
-
-def reached(output: Path, step: int) -> bool:
-    """Whether this step was printed."""
-    return output.exists() and re.search(rf"^step +{step} ", output.read_text(), re.MULTILINE) is not None
-
-
-def wait_for(fact: Callable[[], bool], what: str) -> None:
-    """Wait for a fact, within a bound."""
-    end = time.monotonic() + WAIT_S
-    pause = threading.Event()
-    while not fact():
-        if time.monotonic() > end:
-            raise SystemExit(f"waited {WAIT_S:.0f} s for {what}")
-        pause.wait(0.1)
-
-
 def show(output: Path) -> None:
-    """What the run printed, indented."""
-    for line in output.read_text().splitlines():
-        print(f"   | {line}", flush=True)
+    """What the supervised run printed, indented."""
+    with contextlib.suppress(FileNotFoundError):
+        for line in output.read_text(errors="replace").splitlines():
+            say(f"| {line}")
 
 
 def tell(line: str) -> None:
     """A heading."""
-    print(f"\n== {line}", flush=True)
+    sys.stdout.write(f"\n== {line}\n")
+    sys.stdout.flush()
+
+
+def say(line: str) -> None:
+    """One line below a heading."""
+    sys.stdout.write(f"   {line}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

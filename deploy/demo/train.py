@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import sysconfig
+import time
 from pathlib import Path
 
 import ckpt_client as ckpt
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 FILES = ("argparse.py", "ast.py", "datetime.py", "heapq.py", "inspect.py", "pathlib.py", "random.py", "textwrap.py", "typing.py")
+LETTERS = 128
 CONTEXT = 64
 BATCH = 24
 WIDTH = 96
@@ -23,11 +25,12 @@ WIDTH = 96
 class Model(nn.Module):
     """Characters in, scores of the next character out."""
 
-    def __init__(self, letters: int) -> None:
+    def __init__(self) -> None:
+        """Random weights."""
         super().__init__()
-        self.embed = nn.Embedding(letters, WIDTH)
+        self.embed = nn.Embedding(LETTERS, WIDTH)
         self.read = nn.GRU(WIDTH, WIDTH, num_layers=2, dropout=0.1, batch_first=True)
-        self.score = nn.Linear(WIDTH, letters)
+        self.score = nn.Linear(WIDTH, LETTERS)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
         """text: (batch, context) of letter numbers; result: (batch, context, letters)."""
@@ -36,22 +39,23 @@ class Model(nn.Module):
 
 
 def corpus() -> torch.Tensor:
-    """The text as a row of bytes (a 1-D tensor of whole numbers below 128)."""
+    """The text as a row of bytes (a 1-D tensor of whole numbers below LETTERS)."""
     library = Path(sysconfig.get_paths()["stdlib"])
     text = b"".join((library / name).read_bytes() for name in FILES if (library / name).is_file())
-    return torch.tensor([byte for byte in text if byte < 128])
+    return torch.tensor([byte for byte in text if byte < LETTERS])
 
 
 def main() -> None:
-    """Train for --steps steps; print a line every ten; with --out write the weights."""
+    """Train for --steps steps; print a line now and then; write the weights' digest and a line for every step if asked to."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=240)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--digest", type=Path, help="write the SHA-256 of the final weights here")
+    parser.add_argument("--ledger", type=Path, help="append the number and the time of every step that was run")
     options = parser.parse_args()
     torch.manual_seed(7)
     torch.set_num_threads(1)
     text = corpus()
-    model = Model(128)
+    model = Model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=options.steps)
 
@@ -64,13 +68,16 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         schedule.step()
-        if step % 10 == 0:
+        if options.ledger is not None:
+            with options.ledger.open("a") as ledger:
+                ledger.write(f"{step} {time.time():.3f}\n")
+        if step % 20 == 0 or step == options.steps - 1:
             print(f"step {step:4d}  loss {loss.item():.4f}", flush=True)
 
     digest = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in model.state_dict().values())).hexdigest()
     print(f"trained to the end: weights sha256 {digest}", flush=True)
-    if options.out is not None:
-        options.out.write_text(digest + "\n")
+    if options.digest is not None:
+        options.digest.write_text(digest + "\n")
 
 
 if __name__ == "__main__":

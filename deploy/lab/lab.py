@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import lab_chroot
 import lab_install
 import lab_life
+import lab_up
 from lab_conf import LabError
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_up(up: argparse.ArgumentParser) -> None:
-    default = lab_life.Wish(root="")
+    default = lab_up.Wish(root="")
     up.add_argument("--root", required=True, help="directory of the lab; new, empty, or of a lab that has ended")
     up.add_argument("--nodes", type=int, default=default.nodes)
     up.add_argument("--prefix", help="nodes are PREFIX1, PREFIX2, ... (default: random)")
@@ -85,9 +86,9 @@ def _root(text: str) -> str:
 
 
 def _up(arguments: argparse.Namespace) -> dict[str, Any]:
-    given = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(lab_life.Wish)}
+    given = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(lab_up.Wish)}
     chroot = None if arguments.chroot is None else _root(arguments.chroot)
-    return lab_life.up(lab_life.Wish(**given | {"root": _root(arguments.root), "chroot": chroot}))
+    return lab_up.up(lab_up.Wish(**given | {"root": _root(arguments.root), "chroot": chroot}))
 
 
 def _env(arguments: argparse.Namespace) -> None:

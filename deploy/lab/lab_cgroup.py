@@ -18,18 +18,28 @@ MOUNT = Path("/sys/fs/cgroup")
 DIRS_MAX = 20_000
 
 
+def _makes_cgroups(where: str) -> bool:
+    probe = Path(where, f"slurm_lab_probe_{os.getpid()}")
+    try:
+        probe.mkdir()
+        probe.rmdir()
+    except OSError:
+        return False
+    return True
+
+
 def detect() -> str:
-    """Gives v2 (unified at /sys/fs/cgroup), v1 (a writable freezer hierarchy, which proctrack/cgroup needs) or none."""
-    kinds: dict[str, tuple[str, list[str]]] = {}
+    """Gives v2 (unified at /sys/fs/cgroup), v1 (a freezer hierarchy, which proctrack/cgroup needs) or none.
+
+    A container may mount cgroups that it cannot write to; that is none.
+    """
     with Path("/proc/self/mounts").open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            _, where, kind, words = line.split()[:4]
-            kinds[where] = (kind, words.split(","))
-    kind, options = kinds.get(str(MOUNT), ("", []))
-    if kind == "cgroup2" and "rw" in options:
-        return "v2"
-    for kind, options in kinds.values():
-        if kind == "cgroup" and "freezer" in options and "rw" in options:
+        mounts = [line.split()[1:4] for line in file]
+    for where, kind, _ in mounts:
+        if kind == "cgroup2" and where == str(MOUNT) and _makes_cgroups(where):
+            return "v2"
+    for where, kind, options in mounts:
+        if kind == "cgroup" and "freezer" in options.split(",") and _makes_cgroups(where):
             return "v1"
     return "none"
 

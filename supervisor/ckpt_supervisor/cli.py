@@ -8,8 +8,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ckpt_supervisor import config
+
+if TYPE_CHECKING:
+    from ckpt_supervisor.launch import Launch
 
 EXIT_USAGE = 2
 
@@ -32,9 +36,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         for problem in error.problems:
             sys.stderr.write(f"ckpt-supervise: {problem}\n")
         return EXIT_USAGE
+    from ckpt_supervisor import launch
+
+    return launch.run(options, dict(os.environ), _supervise)
+
+
+def _supervise(launched: Launch) -> int:
+    """The loop, imported once the command may be running already: see launch.py."""
     from ckpt_supervisor import app
 
-    return app.run(options, dict(os.environ))
+    return app.supervise(launched)
 
 
 if __name__ == "__main__":

@@ -25,18 +25,6 @@ LINES_MAX = 20
 Entries = tuple[store.FileEntry, ...]
 
 
-class Held(Exception):
-    """Another run that is alive uses the directory; the message says which."""
-
-
-def take(directory: Path, job: Job) -> int:
-    """Become the directory's holder; this start's epoch. Raises Held or OSError."""
-    try:
-        return store.take_epoch(directory, job.name, job.attempt, job.step_id).epoch
-    except store.HeldByOther as error:
-        raise Held(f"{error}; give each run a directory of its own") from error
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Resume:
     """What the command resumes from (path "" for nothing), what to tell, and why it may not start ("" if it may)."""
@@ -48,14 +36,6 @@ class Resume:
 
 
 NOTHING = Resume("", -1, ())
-
-
-def has_checkpoints(directory: Path) -> bool:
-    """Whether there is anything to look through; a cheap look that decides nothing but whether a thread is needed."""
-    try:
-        return any(entry.name.startswith("step-") for entry in directory.iterdir())
-    except OSError:
-        return True
 
 
 def choose(options: Options, epoch: int, progress: Callable[[int, int], None] | None) -> Resume:

@@ -1,11 +1,13 @@
 """Worker threads for everything that touches a disk or Slurm: one lane each, so that a slow one holds up nothing else.
 
-Owns the threads and the way their results come back to the loop. Must not know what the work is. The threads are daemons: work that
-hangs on a dead file system never keeps the process from ending. Signals are blocked in them, so the kernel gives those to the main thread.
+Owns the threads and the way their results come back to the loop. Must not know what the work is. The threads are daemons: work
+that hangs on a dead file system never keeps the process from ending. Signals are blocked in them, so that the kernel gives those to
+the main thread.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import queue
 import signal
@@ -59,10 +61,8 @@ class Lanes:
 
     def deliver(self) -> None:
         """Run `done` for the results that are here."""
-        try:
+        with contextlib.suppress(BlockingIOError):
             self._read_end.recv(4096)
-        except BlockingIOError:
-            pass
         for _ in range(RESULTS_PER_TURN_MAX):
             try:
                 done, result = self._results.get_nowait()

@@ -70,7 +70,7 @@ class Meeting:
         if self.announce("ready"):
             return Verdict(True, "the state directory cannot be used")
         try:
-            names = sorted(os.listdir(self._jobs))[:STEPS_MAX]
+            names = sorted(path.name for path in self._jobs.iterdir())[:STEPS_MAX]
         except OSError as error:
             return Verdict(True, f"the state directory cannot be used: {error.strerror}")
         for name in names:

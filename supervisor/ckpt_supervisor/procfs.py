@@ -146,8 +146,8 @@ def describe(pid: int) -> str:
 
     try:
         process = psutil.Process(pid)
-        with process.oneshot():
-            words = " ".join(process.cmdline()) or process.name()
-            return f"{pid} {words[:120]} ({process.status()})"
+        status = process.status()
+        words = process.name() if status == psutil.STATUS_ZOMBIE else " ".join(process.cmdline()) or process.name()
     except psutil.Error:
         return f"{pid} (gone)"
+    return f"{pid} {words[:120]} ({status})"

@@ -215,12 +215,12 @@ class Scontrol:
         except OSError as error:
             return NotRun(f"{what} cannot be started: {error.strerror}")
         try:
-            outputs, in_time = _read_all(child, give_up)
+            outputs = _read_all(child, give_up)
         finally:
-            rc = self._reap(child, give_up)
-        if rc is None:
+            rc, killed = self._reap(child, give_up)
+        if rc is None and not killed:
             return NotRun(f"{what}: its exit status was lost")
-        if rc < 0 and not in_time:
+        if rc is None or (rc < 0 and killed):
             return NotRun(f"{what} did not answer within {timeout_s:.1f} s")
         return Ran(rc, *outputs)
 
@@ -232,8 +232,8 @@ class Scontrol:
             claim(child.pid)
         return child
 
-    def _reap(self, child: subprocess.Popen[bytes], give_up: float) -> int | None:
-        """Exit status, after SIGKILL when late; None when it was lost, or when not even SIGKILL ended it within REAP_S.
+    def _reap(self, child: subprocess.Popen[bytes], give_up: float) -> tuple[int | None, bool]:
+        """Exit status, and whether we killed it for being late; None when it was lost, or it did not even die within REAP_S.
 
         Not Popen.wait: that takes a status lost to another waiter for 0, and a lost requeue would pass for an accepted one.
         """
@@ -248,7 +248,7 @@ class Scontrol:
         child.returncode = rc if rc is not None else -signal.SIGKILL  # Keeps Popen from waiting for it once more.
         if self._claims:
             self._claims.release(child.pid)
-        return rc
+        return rc, killed
 
 
 def _claim_nothing(_pid: int) -> None:
@@ -278,8 +278,8 @@ def _shielded() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _read_all(child: subprocess.Popen[bytes], give_up: float) -> tuple[tuple[str, str], bool]:
-    """What it prints until both pipes are closed or time is up, and whether it was in time."""
+def _read_all(child: subprocess.Popen[bytes], give_up: float) -> tuple[str, str]:
+    """What it prints until both pipes are closed or time is up."""
     assert child.stdout is not None
     assert child.stderr is not None
     kept = {child.stdout.fileno(): bytearray(), child.stderr.fileno(): bytearray()}
@@ -298,4 +298,4 @@ def _read_all(child: subprocess.Popen[bytes], give_up: float) -> tuple[tuple[str
     texts = [bytes(data[:OUTPUT_BYTES_MAX]).decode("utf-8", "replace") for data in kept.values()]
     child.stdout.close()
     child.stderr.close()
-    return (texts[0], texts[1]), not open_fds
+    return texts[0], texts[1]

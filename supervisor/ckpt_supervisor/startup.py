@@ -1,6 +1,6 @@
 """Before the command starts: which job this is, what its command line becomes, and what the environment shows to be wrong.
 
-Pure but for the host's name. Must not look at the disk or ask Slurm.
+Pure but for the host's name and one cheap look at the directory. Must not ask Slurm.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 
 from ckpt_supervisor.slurm import SlurmEnv
 
@@ -28,6 +29,14 @@ def job_of(slurm: SlurmEnv | None) -> Job:
     if slurm is None:
         return Job(f"local-{socket.gethostname()}", 0, "local", 0, None)
     return Job(slurm.requeue_id, slurm.restarts, slurm.step_id, slurm.procid, slurm)
+
+
+def has_checkpoints(directory: Path) -> bool:
+    """Whether there is anything to look through; a cheap look that decides nothing but whether a thread is needed."""
+    try:
+        return any(entry.name.startswith("step-") for entry in directory.iterdir())
+    except OSError:
+        return True
 
 
 def command_line(command: Sequence[str], resume_arg: str, path: str) -> list[str]:

@@ -55,6 +55,24 @@ def test_a_parked_rank_goes_on_after_the_silence_and_fails_the_round(supervisor:
     until(lambda: last_step(log) > order.at.n + 5)
 
 
+def switches(pid: int) -> int:
+    """How often the threads of a process have gone to sleep so far."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    lines = [line for task in tasks for line in (task / "status").read_text().splitlines()]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
+
+
+def test_a_parked_rank_sleeps(supervisor: FakeSupervisor) -> None:
+    """Its two threads must not keep each other awake while they wait."""
+    child = supervisor.start(*FAST)
+    (pid,) = supervisor.attached(child)
+    order = supervisor.agree([pid])
+    supervisor.expect(wire.Arrived, pid, lambda w: w.round == order.round)
+    before, seen = switches(pid), len(supervisor.heard)
+    supervisor.wait(lambda: len(supervisor.heard) == seen + 2)
+    assert switches(pid) - before < 100
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_a_parked_rank_goes_on_at_once_when_its_supervisor_dies(tmp_path: Path, how: signal.Signals) -> None:
     """It does not wait out the ten seconds, and ends by itself in good order later."""
@@ -172,7 +190,7 @@ def test_forked_children_are_silent_and_end_by_themselves(supervisor: FakeSuperv
     """Sockets and listener belong to the process that attached: exactly one save, by it (field case 23)."""
     script = tmp_path / "forking.py"
     script.write_text(FORKING)
-    child = supervisor.start(script=script)
+    child = supervisor.start(script=(script,))
     (pid,) = supervisor.attached(child)
     assert child.stdout is not None
     told = child.stdout.readline()

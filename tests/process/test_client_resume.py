@@ -71,14 +71,14 @@ def test_one_rank_continues_bit_for_bit_after_three_interruptions(supervisor: Fa
 def test_two_ranks_of_ddp_continue_bit_for_bit_after_three_interruptions(supervisor: FakeSupervisor, tmp_path: Path) -> None:
     """Under torchrun, with one all_reduce a step that checks that the ranks are at the same step."""
     log, out = tmp_path / "log", tmp_path / "out.pt"
-    knobs = ("--steps", str(STEPS), "--ranks-collective", "--log", str(log), "--out", str(out))
+    knobs = ("--steps", str(STEPS), "--ranks-collective", "--words", str(log), "--out", str(out))
     for number in range(3):
-        child = supervisor.start(*TORCHRUN[1:], str(free_port()), str(TOY), *knobs, "--step-ms", "20", script=Path("-m"))
+        child = supervisor.start(*knobs, "--step-ms", "20", script=(*TORCHRUN, str(free_port()), TOY))
         step = interrupted(supervisor, log, 2)
         supervisor.wait(lambda child=child: child.poll() == 0)  # type: ignore[misc]
         assert sorted(path.name for path in supervisor.resume.iterdir()) == ["rank-00000.pt", "rank-00001.pt", "state.pt"]  # type: ignore[union-attr]
         assert number < step < STEPS
-    last = supervisor.start(*TORCHRUN[1:], str(free_port()), str(TOY), *knobs, "--step-ms", "0", script=Path("-m"))
+    last = supervisor.start(*knobs, "--step-ms", "0", script=(*TORCHRUN, str(free_port()), TOY))
     supervisor.wait(lambda: last.poll() == 0, 60)
     assert same(
         out, reference(tmp_path / "ref.pt", *TORCHRUN, str(free_port()), str(TOY), "--steps", str(STEPS), "--ranks-collective")

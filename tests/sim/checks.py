@@ -52,7 +52,7 @@ class Checks:
         self.committed_at: list[tuple[int, int, str]] = []
         """(step, round, kind) in the order in which the supervisor was told."""
         self.busy_since: dict[int, int] = {}
-        self.last_kind = ""
+        self.saved_generation = 0
         self.gave_up = False
         self.idle_since = 0
         self.notice_ms: int | None = None
@@ -82,8 +82,6 @@ class Checks:
         if after.notice is not None and before.notice is None:
             self.notice_n = self._least(before)
         kind = type(event).__name__
-        if kind == "Committed" and before.round is not None:
-            self.last_kind = before.round.kind.name
         names = [type(command).__name__ for command in commands]
         for command, name in zip(commands, names, strict=True):
             if name == "Say" and command.pid not in self.hello:
@@ -228,14 +226,12 @@ class Checks:
 
     def save_began(self, process: Process, order: wire.SaveAt) -> None:
         """A rank begins to save: it must stand where it was agreed, with everybody's Go."""
+        self.saved_generation = process.who.generation
         if process.n != order.at.n:
             self.broken("save", f"rank {process.rank} saves step {process.n}, agreed was {order.at.n}")
         current = self.world.supervisor.state.round
         if current is not None and current.number == order.round and not current.go:
             self.broken("save", f"rank {process.rank} saves before Go")
-
-    def stepped(self, process: Process) -> None:
-        """A rank has finished a step."""
 
     def parked(self, process: Process) -> None:
         """A rank is parked: is it held for nothing?"""
@@ -243,7 +239,7 @@ class Checks:
         options, now = world.options, world.now
         assert process.parked_ms is not None
         if state.phase.name == "RUNNING":
-            held_ms = now - max(process.parked_ms, self.idle_since)
+            held_ms = now - max(process.parked_ms, self.idle_since, process.stopped_ms)
             limit_ms = CALM_IDLE_MS if options.mode == "calm" else PARKED_IDLE_MS
             if held_ms > limit_ms:
                 self.broken("parked", f"rank {process.rank} is held for {held_ms} ms while no round is running")
@@ -254,15 +250,17 @@ class Checks:
         held_ms = now - max(process.parked_ms, current.began_ms, current.go_ms)
         if held_ms > options.save_timeout_ms + SLACK_MS and current.kind.name != "LEAVE":
             self.broken("parked", f"rank {process.rank} is held for {held_ms} ms in round {current.number}")
-        mute_ms = self._mute_ms(process)
+        mute_ms = self._mute_ms(current)
         saving = any(other.saving for other in world.command.processes if other.alive)
         if min(held_ms, mute_ms) > (MUTE_SAVING_MS if saving else MUTE_MS) + SLACK_MS:
             self.broken("mute", f"rank {process.rank} is held for {held_ms} ms by a rank that is mute for {mute_ms} ms")
 
-    def _mute_ms(self, process: Process) -> int:
-        """For how long some other rank has been stopped."""
-        now = self.world.now
-        return max((now - other.stopped_ms for other in self.world.command.processes if other.alive and other.stopped), default=0)
+    def _mute_ms(self, current: Any) -> int:
+        """For how long a rank has been stopped whose word the round waits for."""
+        stages = ("ARRIVED", "SAVING") if current.go else ("REQUESTED", "AGREED")
+        waited = {member.who.pid for member in current.members if member.stage.name in stages}
+        stopped = [process for process in self.world.command.processes if process.stopped and process.who.pid in waited]
+        return max((self.world.now - process.stopped_ms for process in stopped), default=0)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -289,7 +287,7 @@ class Checks:
         if code == 143 and line.startswith("cancelled"):
             if slurm.cancelled_ms is None and options.story != "preempt_cancel" and not options.has("refused"):
                 self.broken("status", "took the job for cancelled, and nobody cancelled it")
-        elif not slurm.requeued and self._seen_cancelled():
+        elif code in (75, 76, 85) and not slurm.requeued and self._seen_cancelled():
             self.broken("status", f"exit {code} of a cancelled job")
         fresh = re.search(r"step (\d+) is committed", line)
         if fresh:
@@ -318,9 +316,10 @@ class Checks:
             return
         if slurm.batch and slurm.requeue_flag and not slurm.requeued and not slurm.trouble:
             self.broken("lost", "left, and the job was not requeued")
-        if self.accepted_ms is None or slurm.term_due_ms is None or self.term_ms >= slurm.term_due_ms:
+        if self.accepted_ms is None or slurm.term_due_ms is None or self.term_ms >= slurm.term_due_ms or options.has("storm"):
             return
-        near = slurm.kill_ms is not None and slurm.kill_ms - world.now < MIN_NOTICE_MS
+        kills_ms = [world.supervisor.state.notice.kill_at_ms, slurm.kill_ms or world.now + TERM_WAIT_MS]
+        near = min(kills_ms) - world.now < MIN_NOTICE_MS
         if world.now < self.accepted_ms + TERM_WAIT_MS and not near:
             self.broken("early", "left before the SIGTERM of its requeue had come")
 
@@ -335,7 +334,8 @@ class Checks:
             return
         for process in world.command.processes:
             n = process.n if process.left_n is None else process.left_n
-            if process.hooked and n > step and not process.silenced:
+            member = process.rank in world.disk.committed[step].ranks and process.who.generation == self.saved_generation
+            if member and n > step and not process.silenced:
                 self.broken("lost steps", f"rank {process.rank} ran to step {n} after step {step} was saved to leave")
 
     def final(self) -> None:

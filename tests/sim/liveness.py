@@ -79,8 +79,8 @@ def _goes_on(checks: Checks) -> None:
 
 def _ample(options: Options) -> bool:
     """Whether the time until the kill is enough for everybody, with a save already running."""
-    if options.mode == "lossy" and options.story_ms < 3_000:
-        return False
+    if options.story_ms < 3_000 and (options.mode == "lossy" or options.story in ("limit", "watch")):
+        return False  # Not all may have attached by then.
     if options.steps < 1_000_000 and options.story not in ("save", "rehearse"):
         return False
     grace_ms = options.grace_ms if options.story.startswith("preempt") and options.story != "preempt0" else 0

@@ -102,18 +102,19 @@ def draw(seed: int, rng: random.Random, ranks_max: int = 16) -> Options:
         faults = frozenset(name for name in FAULTS if rng.random() < density)
     elif mode == "lossy":
         faults = frozenset(name for name in NET if rng.random() < 0.5)
-    ranks = min(ranks_max, rng.choice((1, 1, 2, 2, 2, 3, 4, 8, 16)))
+    ranks = min(ranks_max, rng.choice((1, 1, 1, 2, 2, 2, 2, 3, 3, 4, 8, ranks_max)))
     endless = mode != "swarm" or rng.random() < 0.6
-    step_ms = rng.choice((20, 100, 250, 800))
+    step_ms = rng.choice((20, 100, 250, 800)) if ranks < 8 else rng.choice((100, 250, 800))
     story = rng.choice(STORIES)
     story_ms = rng.choice((300, 1_500, 3_000, 6_000)) + rng.randrange(1_000)
     ends = story in ("none", "save", "rehearse")
+    step_ms = max(step_ms, 100) if ends else step_ms
     steps = ENDLESS if endless and not ends else max(1, (story_ms + rng.randrange(6_000)) // step_ms)
     kill_wait_ms = rng.choice((6_000, 10_000, 30_000))
     save_ms, verify_ms, commit_ms = rng.choice((5, 50, 400, 1_500)), rng.choice((5, 50, 400)), rng.choice((5, 50, 200))
     every_steps = rng.choice((0, 0, 1, 3, 10))
     if every_steps and steps < ENDLESS:
-        every_steps = max(every_steps, steps * (save_ms + verify_ms + commit_ms) // 60_000)  # So that it ends some day.
+        every_steps = max(every_steps, steps * (save_ms + verify_ms + commit_ms) // 20_000)  # So that it ends some day.
     return Options(
         seed=seed,
         mode=mode,

@@ -249,7 +249,7 @@ def test_words_in_a_job_name_are_not_taken_for_fields() -> None:
 
 
 def test_requeue_calls_are_told_from_requeues_that_slurm_makes_by_itself() -> None:
-    """Only what follows a requeue RPC counts, an array's element is found by both of its names, and a refusal keeps its reason."""
+    """Only what follows a requeue RPC counts; an array's element is found by both names; a refusal keeps its reason."""
     log = (
         "[t1] debug:  _job_requeue_op: JobId=7 state 0x8000 reason 0 priority 1\n"
         "[t2] debug2: Processing RPC: REQUEST_JOB_REQUEUE from UID=5\n"

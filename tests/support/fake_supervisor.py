@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -50,9 +51,11 @@ class FakeSupervisor:
 
     def __exit__(self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
         for child in self.children:
-            if child.poll() is None:
-                child.kill()
-            child.communicate()
+            # All of its session: torchrun's workers would outlive it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            if child.stdout is not None and not child.stdout.closed:
+                child.communicate()
         self.close()
 
     def close(self) -> None:
@@ -75,15 +78,18 @@ class FakeSupervisor:
             **more,
         }
 
-    def start(self, *words: str, rank: int = 0, world: int = 1, script: Path = TOY, **more: str) -> subprocess.Popen[str]:
+    def start(
+        self, *words: str, rank: int = 0, world: int = 1, script: tuple[str | Path, ...] = (TOY,), **more: str
+    ) -> subprocess.Popen[str]:
         """Start a trainer."""
         child = subprocess.Popen(
-            [sys.executable, str(script), *words],
+            [sys.executable, *map(str, script), *words],
             env=self.environment(rank, world, **more),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
         )
         self.children.append(child)
         return child
@@ -116,8 +122,16 @@ class FakeSupervisor:
         end = time.monotonic() + seconds
         while not true():
             if time.monotonic() > end:
-                raise AssertionError(f"not within {seconds} s; heard {self.heard}")
+                raise AssertionError(f"not within {seconds} s; heard {self.heard}, {self.ended_how()}")
             self.listen(20)
+
+    def ended_how(self) -> str:
+        """The exit codes and last words of the trainers that have ended."""
+        told = ""
+        for child in self.children:
+            if child.poll() is not None and child.stdout is not None and not child.stdout.closed:
+                told += f"{child.args} ended with {child.returncode}: {child.communicate()[0][-2000:]}\n"
+        return told
 
     def expect(self, kind: type[Word], pid: int, where: Callable[[Word], bool] = lambda _word: True, *, after: int = 0) -> Word:
         """Listen until this rank has said such a word, among those heard after `after` others."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import re
 import signal
@@ -16,11 +17,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ckpt_supervisor import store
 from ckpt_supervisor.journal import read_lines
+
+from tests.support.toy import chain
 
 BOUND_S = 60.0
 """For facts that come within a second on an idle machine; a loaded one with two cores gets the rest."""
@@ -31,19 +35,30 @@ SUPERVISE = (sys.executable, "-m", "ckpt_supervisor.cli")
 _FOREIGN = re.compile(r"(SLURM|CKPT_SUPERVISE|TORCHELASTIC)_.*|RANK|WORLD_SIZE|LOCAL_RANK|MASTER_.*|XDG_RUNTIME_DIR|TMPDIR")
 _never = threading.Event()
 
+_IDENTITY = frozenset({"job", "attempt", "step_id", "epoch", "task", "host", "pid"})
+
 T = TypeVar("T")
 
 
-def eventually(look: Callable[[], T], what: str, bound_s: float = BOUND_S) -> T:
-    """The first true value that `look` gives; fails with `what` when none comes in time."""
+def eventually(
+    look: Callable[[], T | None],
+    what: str,
+    bound_s: float = BOUND_S,
+    over: Callable[[], bool] | None = None,
+    look_s: float = LOOK_S,
+) -> T:
+    """The first true value that `look` gives; fails with `what` when none comes in time, or none has come when it is `over`."""
     end = time.monotonic() + bound_s
     while True:
+        is_over = over is not None and over()  # asked first: what was done before the end is seen
         found = look()
         if found:
             return found
+        if is_over:
+            raise AssertionError(f"it has ended without: {what}")
         if time.monotonic() >= end:
             raise AssertionError(f"not within {bound_s:g} s: {what}")
-        _never.wait(LOOK_S)
+        _never.wait(look_s)
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -68,6 +83,28 @@ def toy(*words: object) -> list[str]:
     return [sys.executable, str(TOY), "--no-torch", *map(str, words)]
 
 
+def committed(directory: Path, step: int, rank: int = 0) -> Path:
+    """A checkpoint that an earlier run of the toy might have left, made in no time."""
+    directory.mkdir(parents=True, exist_ok=True)
+    epoch = store.take_epoch(directory, "earlier", 0, "local").epoch
+    partial = store.make_partial(directory, step, epoch, 1)
+    name = f"toy-{rank:05d}.json"
+    data = json.dumps({"step": step, "rank": rank, "value": chain(step, rank)}).encode()
+    (partial / name).write_bytes(data)
+    report, entries = store.check_files(partial, [store.Expected(name, len(data), "", rank)], mode="full")
+    manifest = store.Manifest(
+        step=step, world_size=1, ranks=(rank,), job="earlier", attempt=0, epoch=epoch, cause="periodic",
+        created_at=datetime.now(timezone.utc).isoformat(), verified="full", files=entries,
+    )  # fmt: skip
+    outcome = store.commit(directory, partial, manifest)
+    if not isinstance(outcome, store.Committed):
+        raise AssertionError((report, outcome))  # noqa: TRY004 - a test's own failure
+    # This process lives on: as the holder it would keep the next start out.
+    for mark in (*directory.glob(".attempt-*"), directory / "attempt"):
+        mark.unlink()
+    return outcome.path
+
+
 @dataclasses.dataclass
 class Run:
     """One started supervisor."""
@@ -77,6 +114,10 @@ class Run:
     """The checkpoint directory."""
     files: Path
     """Where out, err and the toy's log are."""
+    start: int = 0
+    """Which start with these files it is; each has an out and an err of its own."""
+    older: frozenset[Path] = frozenset()
+    """Journals that were there before."""
 
     @property
     def pid(self) -> int:
@@ -86,12 +127,12 @@ class Run:
     @property
     def out(self) -> str:
         """What came on stdout so far; the command's too."""
-        return (self.files / "out").read_text()
+        return (self.files / f"out-{self.start}").read_text()
 
     @property
     def err(self) -> str:
         """What came on stderr so far."""
-        return (self.files / "err").read_text(errors="replace")
+        return (self.files / f"err-{self.start}").read_text(errors="replace")
 
     def signal(self, *numbers: int) -> None:
         """Signals to the supervisor alone, as with proctrack/cgroup."""
@@ -115,8 +156,8 @@ class Run:
         return self._eventually(lambda: re.search(pattern, self.err, re.MULTILINE), f"a line {pattern!r} on stderr", BOUND_S)
 
     def events(self, name: str = "", **fields: Any) -> list[dict[str, Any]]:
-        """The journals' events so far, of all starts in this directory, by name and fields."""
-        lines = [line for path in self.journals() for line in read_lines(path)]
+        """This start's events so far, by name and fields."""
+        lines = [line for path in self.journals() if path not in self.older for line in read_lines(path)]
         return [line for line in lines if not name or line["event"] == name if fields.items() <= line.items()]
 
     def journals(self) -> list[Path]:
@@ -138,8 +179,8 @@ class Run:
         return sorted(candidate.step for candidate, yes in zip(store.scan(self.dir), whole, strict=True) if yes)
 
     def toy_pid(self) -> int:
-        """The trainer's process, once it has attached and says so."""
-        return int(self.said(r"^ready pid (\d+) ")[1])
+        """The trainer's process, once it has attached."""
+        return int(self.event("rank_hello")["rank_pid"])
 
     def toy_steps(self) -> list[int]:
         """The steps that the toy did, in order, of all starts with this log."""
@@ -155,37 +196,11 @@ class Run:
         events = "\n".join(str({key: line[key] for key in line if key not in _IDENTITY}) for line in self.events())
         return f"\n--- err\n{self.err}\n--- out\n{self.out[-2000:]}\n--- journal\n{events}"
 
-    def _eventually(self, look: Callable[[], T], what: str, bound_s: float) -> T:
-        ended: list[bool] = []
-
-        def look_or_give_up() -> T | None:
-            over = self.process.poll() is not None  # asked before the look: what was written before the end is seen
-            found = look()
-            if not found and over:
-                ended.append(True)
-                return found or None
-            return found
-
+    def _eventually(self, look: Callable[[], T | None], what: str, bound_s: float) -> T:
         try:
-            return _first(lambda: look_or_give_up(), lambda: bool(ended), what, bound_s)
+            return eventually(look, what, bound_s, over=lambda: self.process.poll() is not None)
         except AssertionError as error:
             raise AssertionError(f"{error}{self.story()}") from None
-
-
-_IDENTITY = frozenset({"job", "attempt", "step_id", "epoch", "task", "host", "pid"})
-
-
-def _first(look: Callable[[], T | None], over: Callable[[], bool], what: str, bound_s: float) -> T:
-    end = time.monotonic() + bound_s
-    while True:
-        found = look()
-        if found:
-            return found
-        if over():
-            raise AssertionError(f"the supervisor has ended without: {what}")
-        if time.monotonic() >= end:
-            raise AssertionError(f"not within {bound_s:g} s: {what}")
-        _never.wait(LOOK_S)
 
 
 @contextlib.contextmanager
@@ -195,24 +210,28 @@ def supervised(
     *options: object,
     env: Mapping[str, str] | None = None,
     directory: Path | None = None,
-    stdout: int | None = None,
-    stderr: int | None = None,
+    outputs: tuple[int, int] | None = None,
 ) -> Iterator[Run]:
-    """A started supervisor over this command; on the way out whatever still runs of it is killed."""
+    """A started supervisor over this command; on the way out it is killed if it still runs.
+
+    `outputs` are descriptors for its stdout and stderr in place of files.
+    """
     files.mkdir(parents=True, exist_ok=True)
     place = directory if directory is not None else files / "ckpt"
     argv = [*SUPERVISE, "--dir", str(place), *map(str, options), "--", *command]
-    with (files / "out").open("ab") as out, (files / "err").open("ab") as err:
+    start = len(list(files.glob("out-*")))
+    older = frozenset((place / "journal").glob("*.jsonl"))
+    with (files / f"out-{start}").open("wb") as out, (files / f"err-{start}").open("wb") as err:
         process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
-            stdout=out if stdout is None else stdout,
-            stderr=err if stderr is None else stderr,
+            stdout=out if outputs is None else outputs[0],
+            stderr=err if outputs is None else outputs[1],
             env=environment(env),
             cwd=files,
         )
     try:
-        yield Run(process, place, files)
+        yield Run(process, place, files, start, older)
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)

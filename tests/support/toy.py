@@ -48,7 +48,8 @@ class Words:
         if self.fd >= 0:
             os.write(self.fd, line)
         if self.fd < 0 or not quiet:
-            os.write(1, line)
+            with contextlib.suppress(BrokenPipeError):  # Whoever read this may be dead.
+                os.write(1, line)
 
 
 class Plain:
@@ -238,7 +239,7 @@ def options() -> argparse.Namespace:
     add("--end-signal", default="", help="die of this at the end of training, for example SEGV")
     add("--exit-code-after-leave", type=int, default=0)
     add("--silence-ms", type=int, default=0, help="go on when nothing is heard for so long while parked")
-    add("--log", default="")
+    add("--log", "--words", default="", help="torchrun takes --log for its own: say --words there")
     add("--out", default="", help="final weights")
     add("--resume-from", default="", help="only said")
     args = parser.parse_args()

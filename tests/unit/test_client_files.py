@@ -178,4 +178,5 @@ def test_an_error_is_told_in_one_line_that_fits() -> None:
     """Journals are line by line, and the word has a bound."""
     assert one_line(ValueError("a\n  b\tc")) == "ValueError: a b c"
     assert one_line(KeyError()) == "KeyError"
+    assert one_line(OSError(os.fsdecode(b"\xff"))) == "OSError: ?"
     assert len(one_line(ValueError("x" * 10_000))) == wire.REASON_CHARS_MAX

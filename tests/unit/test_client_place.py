@@ -46,7 +46,7 @@ def tour(script: str, n: int = 3, *, last: bool = False) -> list[tuple[tuple[int
                 ((3, 1), (3, 2)),
                 (None, (3, 1)),
                 ((3, 1), (3, 1)),
-                (None, (3, 2)),
+                ((3, 1), (3, 2)),
                 ((3, 2), (3, 3)),
                 ((3, 3), (4, 0)),
             ],
@@ -83,3 +83,57 @@ def test_no_boundary_lies_beyond_what_entered_said() -> None:
             if boundary is not None:
                 assert promised >= boundary
             promised = entered
+
+
+def walk(scripts: tuple[str, ...]) -> list[tuple[Position, Position]]:
+    """All boundaries of a `steps()` loop whose steps are followed by these phases, each with what `entered` says at it."""
+    rank = Rank(Who(0, 0, 1), 0)
+    place = Place(rank)
+    seen = []
+    for n in range(len(scripts) + 1):
+        rank.entered = n
+        seen.append((place.at(n), rank.position()))
+        for act in scripts[n] if n < len(scripts) else "":
+            if act == "s":
+                here = place.safe_point()
+            elif act == "x":
+                here = place.leave(last=False)
+            else:
+                here = place.enter(n + 1, alone=act == "A")
+            if here is not None:
+                seen.append((here, rank.position()))
+    return seen
+
+
+def meets(ahead: list[Position], at: Position) -> bool:
+    """Whether the first boundary at or beyond this position is that position."""
+    return next((here for here in ahead if here >= at), at) == at
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [
+        ("", ""),
+        ("Essx", "Essx"),
+        ("ExEsxEsEsxsx", "ExEsxEsEsxsx"),
+        ("Asx", ""),
+        ("AsxAx", ""),
+        ("AsxEsx", "Esx"),
+        ("EsxAsx", "Esx"),
+        ("EsxAsxEsx", "EsxEsx"),
+        ("EsAsxsx", "Essx"),
+        ("EsEAsxsxsx", "EsEsxsx"),
+        ("AsAsxsx", ""),
+    ],
+)
+def test_a_rank_with_phases_of_its_own_meets_the_others_at_the_agreed_position(mine: str, theirs: str) -> None:
+    """Wherever Prepare finds two ranks, both have a boundary at exactly the larger of what they say."""
+    first, second = walk((mine, "", mine)), walk((theirs, "", theirs))
+    for i, (_, said) in enumerate(first):
+        for j, (_, heard) in enumerate(second):
+            at = max(said, heard)
+            # Prepare came before the test of this boundary, or after it.
+            for ahead in (first[i:], first[i + 1 :]):
+                assert meets([here for here, _ in ahead], at)
+            for ahead in (second[j:], second[j + 1 :]):
+                assert meets([here for here, _ in ahead], at)

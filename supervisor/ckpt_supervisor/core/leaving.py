@@ -14,7 +14,7 @@ from ckpt_supervisor.core import notices
 from ckpt_supervisor.core.commands import CallRequeue, Command, EndCommand, Exit, Meet, Say
 from ckpt_supervisor.core.events import CommitResult, Committed, Looked, Met, RequeueResult, RequeueReturned
 from ckpt_supervisor.core.names import step_name
-from ckpt_supervisor.core.policy import EXIT_CANCELLED, EXIT_INTERRUPTED, EXIT_STALE, Cause, Policy
+from ckpt_supervisor.core.policy import EXIT_CANCELLED, EXIT_INTERRUPTED, EXIT_STALE, NOT_LOOKED, Cause, Policy
 from ckpt_supervisor.core.state import Asking, Leaving, Phase, Requeue, State
 from ckpt_supervisor.core.views import NoView
 
@@ -289,6 +289,8 @@ def _what_stands(policy: Policy, state: State) -> str:
         return f"step {state.committed_step} is committed"
     if state.committed_step >= 0:
         return f"this save did not make it ({leaving.reason}); {step_name(state.committed_step)} stands"
+    if state.committed_step == NOT_LOOKED:
+        return f"this save did not make it ({leaving.reason}); what checkpoints there are stands, none had been chosen yet"
     return f"this save did not make it ({leaving.reason}); there is no checkpoint"
 
 

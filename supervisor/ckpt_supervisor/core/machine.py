@@ -44,9 +44,6 @@ from ckpt_supervisor.core.state import Kind, Phase, Stage, State
 OWN_STOP_MS = 20_000
 """A rank that stopped by itself while an earlier checkpoint is still being verified waits at most this long."""
 
-LOOK_MS = 2_000
-"""With the checkpoint committed, the look that tells a notice from a rehearsal is waited for this long."""
-
 Commands = tuple[Command, ...]
 Result = tuple[State, Commands]
 
@@ -66,6 +63,13 @@ def start(policy: Policy, now_ms: int) -> Result:
     return notices.look(policy, state, "start", now_ms)
 
 
+def resumed(state: State, path: str, step_resumed: int) -> State:
+    """The state of a run whose (next) start goes on from this checkpoint; step -1 for a start from scratch."""
+    return dataclasses.replace(
+        state, resume_from=path, resume_step=step_resumed, committed_step=step_resumed, committed_here=False
+    )
+
+
 def step(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
     """One event. Returns the new state and what to do."""
     if state.phase is Phase.DONE:
@@ -83,7 +87,9 @@ def next_deadline(policy: Policy, state: State) -> int | None:
     times: list[int | None] = []
     match state.phase:
         case Phase.RUNNING:
-            times = [notices.next_deadline(policy, state), state.next_save_ms]
+            times = [notices.next_deadline(policy, state), turns.waits_until_ms(state)]
+            if state.notice is None:
+                times.append(state.next_save_ms)
         case Phase.AGREEING | Phase.SAVING:
             times = [rounds.next_deadline(state), notices.next_deadline(policy, state)]
         case Phase.VERIFYING | Phase.COMMITTING:
@@ -189,6 +195,8 @@ def _running(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
             return turns.own_stops(policy, state, now_ms)
         case wire.Ack() | wire.Arrived() | wire.Saved():
             return state, _stale(state, event)
+        case wire.Hello() if state.notice is not None:
+            return turns.begin(policy, state, Kind.LEAVE, now_ms)
         case wire.Hello() | wire.Saving() | wire.Failed() | wire.Finished() | wire.Left() | RankGone():
             return state, ()  # The table of ranks is up to date.
         case Verified() | Committed() | Met() | RequeueReturned() | Tick():
@@ -297,7 +305,7 @@ def _committing(policy: Policy, state: State, event: Event, now_ms: int) -> Resu
                     state,
                     committed_step=max(state.committed_step, current.at.n),
                     committed_here=True,
-                    round=dataclasses.replace(current, committed=True, verify_by_ms=now_ms + LOOK_MS),
+                    round=dataclasses.replace(current, committed=True, verify_by_ms=now_ms + turns.LOOK_MS),
                 )
                 return turns.saved_all(policy, state, now_ms)
             return turns.give_up(policy, state, f"{result.value}: {reason}" if reason else result.value, now_ms)
@@ -404,6 +412,8 @@ def _phase_due(policy: Policy, state: State, now_ms: int) -> Result:
 def _running_due(policy: Policy, state: State, now_ms: int) -> Result:
     if notices.watch_is_due(policy, state, now_ms):
         return turns.begin(policy, notices.ahead(policy, state, now_ms), Kind.LEAVE, now_ms)
+    if state.notice is not None:
+        return turns.begin(policy, state, Kind.LEAVE, now_ms)  # It waited for a look long enough.
     if state.next_save_ms is not None and now_ms >= state.next_save_ms:
         state = dataclasses.replace(state, next_save_ms=turns.next_save_ms(policy, now_ms))
         return turns.begin(policy, state, Kind.PERIODIC, now_ms)

@@ -1,4 +1,4 @@
-"""Names of directories in the store (docs/store.md). Pure text: the machine names a round's directory, the store reads names back."""
+"""Names of directories in the store (docs/store.md). Pure text: the machine names a round's directory, the store reads it."""
 
 from __future__ import annotations
 

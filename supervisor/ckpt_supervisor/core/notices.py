@@ -11,7 +11,7 @@ import dataclasses
 from ckpt_supervisor.core.budget import cut
 from ckpt_supervisor.core.commands import Command, LookUp
 from ckpt_supervisor.core.events import Looked, Meaning, SignalCame
-from ckpt_supervisor.core.policy import Cause, Policy, Reading, lead_ms, read
+from ckpt_supervisor.core.policy import RUNNING_STATES, Cause, Policy, Reading, lead_ms, read
 from ckpt_supervisor.core.state import Notice, Phase, State
 from ckpt_supervisor.core.views import JobView, NoView
 
@@ -108,10 +108,13 @@ def looked(policy: Policy, state: State, event: Looked, now_ms: int) -> tuple[St
 
 
 def _since_ms(state: State, now_ms: int) -> int:
-    """The latest instant at which the end of the job can have begun, as seen by the look that is over now."""
+    """The latest instant at which the end of the job can have begun, as seen by the look that is over now: with a SIGTERM that
+    has come, but after the newest look that still saw the job run."""
     asked_ms = now_ms if state.asked_ms is None else state.asked_ms
     term_ms = state.notice.newest_term_ms if state.notice is not None else None
-    return asked_ms if term_ms is None else min(asked_ms, term_ms)
+    if term_ms is None:
+        return asked_ms
+    return min(asked_ms, term_ms if state.ran_ms is None else max(term_ms, state.ran_ms))
 
 
 def _seen(policy: Policy, state: State, view: JobView, now_ms: int) -> State:
@@ -126,6 +129,7 @@ def _seen(policy: Policy, state: State, view: JobView, now_ms: int) -> State:
         state,
         start_restarts=start,
         looked_ms=now_ms,
+        ran_ms=state.asked_ms if view.state in RUNNING_STATES else state.ran_ms,
         end_at_ms=end_at_ms,
         end_seen_ms=now_ms if state.end_at_ms is None else state.end_seen_ms,
         next_look_ms=now_ms + REFRESH_MS,
@@ -165,8 +169,11 @@ def _explained(policy: Policy, state: State, reading: Reading, view: JobView, no
         preempt_ms=view.preempt_ms if reading.cause is Cause.PREEMPTED and notice.preempt_ms is None else notice.preempt_ms,
     )
     state = dataclasses.replace(state, notice=notice)
-    # A job that looks cancelled may be one that Slurm is just about to requeue: that too is looked at again.
-    return _relook(state, now_ms) if not reading.explained or reading.cause is Cause.CANCELLED else state
+    # A job that looks cancelled may be one that Slurm is just about to requeue: that too is looked at again. So is a grace that
+    # goes on although a further signal came: it may be a scancel that the controller has not written down yet.
+    still_grace = reading.cause is Cause.PREEMPTED and view.state in RUNNING_STATES and notice.signals > 1
+    again = not reading.explained or reading.cause is Cause.CANCELLED or still_grace
+    return _relook(state, now_ms) if again else state
 
 
 def _kill_at_ms(policy: Policy, notice: Notice, reading: Reading, now_ms: int) -> int:

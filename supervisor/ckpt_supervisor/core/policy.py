@@ -17,6 +17,9 @@ EXIT_INTERRUPTED = 75
 """EX_TEMPFAIL of sysexits.h. Never 0: `srun ... && stage2` would run stage2 (docs/slurm.md, section 2)."""
 EXIT_STALE = 76
 
+NOT_LOOKED = -2
+"""As `resume_step`: there are checkpoints, and none has been chosen yet."""
+
 RUNNING_STATES = frozenset({"RUNNING", "SIGNALING", "CONFIGURING", "SUSPENDED", "STAGE_OUT"})
 
 

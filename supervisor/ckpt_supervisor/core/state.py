@@ -222,6 +222,8 @@ class State:
     asked_ms: int | None = None
     """When the newest look was asked for, whatever came of it."""
     looked_ms: int | None = None
+    ran_ms: int | None = None
+    """When the newest look was asked for that saw the job run."""
     end_at_ms: int | None = None
     """End of the job's time on the machine's clock, as last seen."""
     end_seen_ms: int = 0

@@ -34,6 +34,9 @@ TRIES_MAX = 2
 INTERRUPTS_MAX = 2
 """Without Slurm the second ctrl-C ends at once."""
 
+LOOK_MS = 2_000
+"""The look that tells a notice from a rehearsal is waited for this long, where it decides whether training goes on."""
+
 VERIFY_MS = 600_000
 """Bound on verification and commit when there is no kill ahead."""
 
@@ -48,6 +51,9 @@ def begin(policy: Policy, state: State, kind: Kind, now_ms: int) -> Result:
         if state.code is not None:
             return command_over(policy, state, now_ms)
         if not state.live:
+            wait_ms = waits_until_ms(state)
+            if wait_ms is not None and now_ms < wait_ms:
+                return state, ()  # Nobody can save; a rehearsal must not end a training that only has not attached yet.
             return leaving.leave(policy, state, False, _nobody(state), now_ms)
         return rounds.begin(policy, state, kind, now_ms, state.notice.budget.save_by_ms)
     if not state.live or state.code is not None:
@@ -112,7 +118,8 @@ def all_here(policy: Policy, state: State, now_ms: int) -> Result:
     current = state.round
     assert current is not None and current.at is not None
     if current.at.n == state.committed_step:
-        return saved_all(policy, state, now_ms)
+        current = dataclasses.replace(current, committed=True, verify_by_ms=now_ms + LOOK_MS)
+        return saved_all(policy, dataclasses.replace(state, phase=Phase.COMMITTING, round=current), now_ms)
     return rounds.go(state, now_ms)
 
 
@@ -145,11 +152,11 @@ def saved_all(policy: Policy, state: State, now_ms: int) -> Result:
     current = state.round
     assert current is not None and current.at is not None
     if current.kind is Kind.LEAVE and state.notice is not None:
-        if _may_turn(state) and now_ms < current.verify_by_ms and state.phase is Phase.COMMITTING:
+        if _may_turn(state) and now_ms < current.verify_by_ms:
             return state, ()  # The look will say whether there is an end in sight at all.
         return leaving.leave(policy, state, True, "", now_ms)
     commands = rounds.abort(state, "committed, go on")
-    if state.phase is Phase.SAVING:
+    if not current.go:
         state = ranks.no_longer_stopped(state)  # Nothing was written: the ranks still stand at this round's own stop.
     state = dataclasses.replace(state, phase=Phase.RUNNING, round=None, next_save_ms=next_save_ms(policy, now_ms))
     state, more = back(policy, state, now_ms, committed=True)
@@ -160,6 +167,13 @@ def _may_turn(state: State) -> bool:
     """Whether the look that is under way may still find that no end is in sight."""
     notice = state.notice
     return notice is not None and notice.meaning is Meaning.NOTICE and not notice.looked and state.looking
+
+
+def waits_until_ms(state: State) -> int | None:
+    """Until when a notice in RUNNING waits for its look; None when it waits for nothing."""
+    if state.notice is None:
+        return None
+    return state.notice.first_ms + LOOK_MS if _may_turn(state) else state.notice.first_ms
 
 
 def give_up(policy: Policy, state: State, reason: str, now_ms: int, again: bool = True) -> Result:

@@ -1,0 +1,186 @@
+"""What the loop has others do: every command of the machine that touches a disk or Slurm, run in a lane, back as an event.
+
+Owns the lanes' work and the translation of its results. Must not decide: whatever comes of an errand, also a fault of ours in it,
+is an event for the machine. Time-outs are bounds against a hanging controller (docs/slurm.md, section 3), not expectations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Any
+
+from ckpt_supervisor import disk, startup
+from ckpt_supervisor.core import commands as do
+from ckpt_supervisor.core import events as ev
+from ckpt_supervisor.core.describe import Entry
+from ckpt_supervisor.core.views import JobView, NoView
+from ckpt_supervisor.disk import Resume
+from ckpt_supervisor.lanes import Broken, Lanes
+from ckpt_supervisor.launch import Launch
+from ckpt_supervisor.meeting import Meeting, state_directory
+from ckpt_supervisor.meeting import Verdict as MeetVerdict
+from ckpt_supervisor.slurm import Scontrol
+from ckpt_supervisor.stderr import say
+
+LOOK_TIMEOUT_S = 12.0
+REQUEUE_TIMEOUT_S = 15.0
+CONFIG_TIMEOUT_S = 10.0
+
+LANES = ("slurm", "store", "prune", "journal", "meeting")
+
+Errand = do.LookUp | do.Verify | do.Commit | do.DropPartial | do.Prune | do.Meet | do.CallRequeue
+
+
+class Errands:
+    """Carries commands out in lanes; `feed` takes the events, `log` the journal entries. Both run in the loop's thread."""
+
+    def __init__(self, launch: Launch, lanes: Lanes, feed: Callable[[ev.Event], None], log: Callable[[Entry], None]) -> None:
+        self._launch = launch
+        self._lanes = lanes
+        self._feed = feed
+        self._log = log
+        self._entries: dict[int, disk.Entries] = {}
+        job = launch.job
+        self.scontrol = Scontrol.locate(job.slurm, launch.env, launch.claims) if job.slurm is not None else None
+        self._meeting = Meeting(state_directory(launch.env), job.name, job.step_id, job.attempt, str(launch.options.dir))
+
+    def begin(self, kill_wait: Callable[[int], None]) -> None:
+        """What is done once at the start, beside everything else."""
+        self.warn(startup.warnings(self._launch.job, self.scontrol is not None))
+        epoch, options = self._launch.epoch, self._launch.options
+        self._lanes.post("prune", "sweeping", lambda: disk.sweep(options, epoch), self._pruned)
+        if self._launch.job.slurm is not None:
+            self._lanes.post("meeting", "announcing this step", lambda: self._meeting.announce("running"), self._announced)
+        scontrol = self.scontrol
+        if scontrol is not None and options.kill_wait_ms is None:
+
+            def found(answer: Any) -> None:
+                if isinstance(answer, int) and answer > 0:
+                    kill_wait(answer)
+                    self._log(Entry("kill_wait", "info", {"kill_wait_ms": answer}))
+
+            self._lanes.post("slurm", "asking KillWait", lambda: scontrol.kill_wait(CONFIG_TIMEOUT_S), found)
+
+    def end(self) -> None:
+        """This step is over."""
+        if self._launch.job.slurm is not None:
+            self._lanes.post("meeting", "withdrawing", self._meeting.withdraw, _ignore)
+
+    def choose(self, progress: Callable[[int, int], None] | None, then: Callable[[Resume], None]) -> None:
+        """Look for the newest intact checkpoint; what was passed over is told."""
+        options, epoch = self._launch.options, self._launch.epoch
+
+        def chosen(resume: Any) -> None:
+            if isinstance(resume, Broken):
+                resume = Resume("", -1, (), f"{options.dir} cannot be looked at: {resume.error}")
+            for line in resume.lines:
+                say(line)
+                self._log(Entry("passed_over", "warning", {"text": line}))
+            then(resume)
+
+        self._lanes.post("store", "choosing a checkpoint", lambda: disk.choose(options, epoch, progress), chosen)
+
+    def carry_out(self, command: Errand, resumed_step: int) -> None:
+        """Run one command. `resumed_step`: the checkpoint that this attempt resumed from is never pruned."""
+        directory, options = self._launch.options.dir, self._launch.options
+        match command:
+            case do.LookUp(why=why):
+                self._look(why)
+            case do.Verify():
+                self._verify(command)
+            case do.Commit():
+                self._commit(command)
+            case do.DropPartial(partial=partial):
+                self._lanes.post("prune", "dropping a partial", lambda: disk.drop(directory, partial), self._dropped)
+            case do.Prune():
+                self._lanes.post("prune", "pruning", lambda: disk.prune(options, resumed_step), self._pruned)
+            case do.Meet():
+                self._lanes.post("meeting", "meeting the other steps", self._meeting.meet, self._met)
+            case do.CallRequeue():
+                self._requeue()
+
+    def warn(self, lines: list[str]) -> None:
+        """Tell the user and the journal."""
+        for line in lines:
+            say(line)
+            self._log(Entry("warning", "warning", {"text": line}))
+
+    def _look(self, why: str) -> None:
+        scontrol = self.scontrol
+        if scontrol is None:
+            self._feed(ev.Looked(NoView("scontrol was not found", definite=True), why))
+            return
+
+        def looked(view: Any) -> None:
+            if isinstance(view, Broken):
+                view = NoView(f"{view.what}: {view.error}", definite=False)
+            if why == "start" and isinstance(view, JobView):
+                self.warn(startup.job_warnings(view.requeue, view.batch, self._launch.options.requeue.how == "auto"))
+            self._feed(ev.Looked(view, why))
+
+        self._lanes.post("slurm", "looking at the job", lambda: scontrol.show_job(LOOK_TIMEOUT_S), looked)
+
+    def _requeue(self) -> None:
+        scontrol = self.scontrol
+        if scontrol is None:
+            self._feed(ev.RequeueReturned(ev.RequeueResult.UNKNOWN, "scontrol was not found"))
+            return
+
+        def returned(answer: Any) -> None:
+            if isinstance(answer, Broken):
+                self._feed(ev.RequeueReturned(ev.RequeueResult.UNKNOWN, f"{answer.what}: {answer.error}"))
+            else:
+                self._feed(ev.RequeueReturned(ev.RequeueResult[answer.kind.upper()], answer.reason))
+
+        self._lanes.post("slurm", "requeue", lambda: scontrol.requeue(REQUEUE_TIMEOUT_S), returned)
+
+    def _verify(self, command: do.Verify) -> None:
+        mode = "full" if command.full else "structure"
+
+        def verified(result: Any) -> None:
+            if isinstance(result, Broken):
+                self._feed(ev.Verified(command.round, mode, f"{result.what}: {result.error}", 0))
+                return
+            problem, count, self._entries[command.round] = result
+            self._feed(ev.Verified(command.round, mode, problem, count))
+
+        self._lanes.post("store", "verifying", lambda: disk.check(command), verified)
+
+    def _commit(self, command: do.Commit) -> None:
+        launch = self._launch
+        entries = self._entries.pop(command.round, ())
+        created = datetime.now(timezone.utc).isoformat(timespec="microseconds")
+
+        def commit() -> tuple[ev.CommitResult, str]:
+            return disk.commit(launch.options.dir, launch.job, launch.epoch, command, entries, created)
+
+        def committed(result: Any) -> None:
+            if isinstance(result, Broken):
+                result = (ev.CommitResult.FAILED, f"{result.what}: {result.error}")
+            self._feed(ev.Committed(command.round, command.step, *result))
+
+        self._lanes.post("store", "committing", commit, committed)
+
+    def _met(self, verdict: Any) -> None:
+        if isinstance(verdict, Broken):
+            verdict = MeetVerdict(True, f"{verdict.what}: {verdict.error}")
+        self._feed(ev.Met(verdict.ready, verdict.reason))
+
+    def _announced(self, problem: Any) -> None:
+        if problem:
+            self.warn([f"the state directory cannot be used ({problem}): ckptctl will not find this job by its number"])
+
+    def _dropped(self, problem: Any) -> None:
+        if problem:
+            self._log(Entry("partial_not_dropped", "warning", {"reason": str(problem)}))
+
+    def _pruned(self, result: Any) -> None:
+        if isinstance(result, Broken):
+            self._log(Entry("prune_failed", "warning", {"reason": str(result.error)}))
+        elif result.names or result.problems:
+            self._log(Entry("pruned", "info", {"removed": list(result.names), "problems": list(result.problems)}))
+
+
+def _ignore(_: Any) -> None:
+    return None

@@ -1,0 +1,84 @@
+"""What several rows of the must-hold table ask of a job in the same words.
+
+Owns: those judgements, over a Run of slurm_stage.py.
+Must not: disturb anything; a check may wait for the facts that it judges.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.support.slurm_stage import instant
+
+if TYPE_CHECKING:
+    from tests.support.slurm_stage import Run
+
+BOTH = ("cgroup", "linuxproc")
+
+REQUEUED_S = 2.0
+"""From the commit to PENDING."""
+
+DEAD_SRUN_S = 3.0
+"""What Slurm itself takes longer on cgroup when the script has no trap: five attempts to tell a dead srun (docs/slurm.md section 6)."""
+
+RESUME_S = 60
+
+
+def check_requeued(run: Run, code: int = 75, calls: int = 1, timeout: float = 40) -> None:
+    """Left with this status; back in the queue, once, by so many calls, all accepted; the script's next line never ran."""
+    assert run.wait_exit(timeout=timeout) == code
+    run.wait_requeued()
+    assert [call.error for call in run.requeue_calls()] == [None] * calls
+    assert not [record for record in run.lab.jobcomp(run.jobid) if record["JobState"] not in ("PENDING", "PREEMPTED", "RUNNING")]
+    assert "STAGE2" not in run.output()
+    assert not [line for line in run.lines() if line.startswith("rc=") and line != f"rc={code}"]
+
+
+def check_saved(run: Run) -> int:
+    """Exactly one save, committed, and really intact; its step."""
+    run.verify()
+    committed = run.committed()
+    assert len(committed) == 1, f"committed {committed}"
+    assert run.newest() == committed[0]
+    assert sum(word[0] == "saving" for word in run.words()) == 1
+    return committed[0]
+
+
+def check_older_stands(run: Run, step: int) -> None:
+    """This round has committed nothing; the checkpoint from before is the newest one and intact."""
+    run.verify()
+    assert run.committed() in ([], [step])
+    assert run.newest() == step
+
+
+def check_resumed_at(run: Run, step: int) -> None:
+    """The job's second run begins at the step after this one."""
+    run.wait_event("rank_hello", attempt=1, timeout=RESUME_S)
+    (started,) = run.events("command_started", attempt=1)
+    assert started["resume_step"] == step
+    run.wait_line(f" at {step} rank 0", timeout=RESUME_S)
+
+
+def check_no_step_lost(run: Run, step: int, rank: int = 0) -> None:
+    """The job's second run goes on after `step`, and over both runs no step is missing and none was done twice."""
+    check_resumed_at(run, step)
+    run.wait_steps(step + 3, rank)
+    steps = run.steps(rank)
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def check_out_before_the_kill(run: Run) -> None:
+    """The supervisor has left before the instant at which, by its own newest knowledge, Slurm kills the step."""
+    notice = run.events("notice", attempt=0)[-1]
+    kill_at = instant(notice["ts"]) + notice["left_ms"] / 1000
+    assert instant(run.events("exit")[0]["ts"]) < kill_at
+
+
+def notices(run: Run) -> list[dict[str, Any]]:
+    """What was known of each notice, in order."""
+    return run.events("notice")
+
+
+def seconds_to_pending(run: Run) -> float:
+    """From the commit to the moment when the job is PENDING again."""
+    return run.requeued_at()[0] - instant(run.events("commit")[0]["ts"])
