@@ -93,7 +93,7 @@ class Attachment:
 
     def _leave(self) -> None:
         # Twice at most: the second one says that the first was ignored, a third would say nothing new.
-        if self._said_left < 2:  # noqa: PLR2004
+        if self._said_left < 2:
             self._said_left += 1
             self.rank.left()
         self._listener.ring()
@@ -127,7 +127,7 @@ class Attachment:
             files = self._saver(order)
             saved = wire.Saved(self.rank.who, order.round, order.at.n, files, now_ms() - began_ms)
             if len(files) > wire.FILES_MAX or len(wire.encode(saved)) > wire.FRAME_BYTES_MAX - 64:
-                raise SaveError(f"{len(files)} files are too many to be reported")  # noqa: TRY301 (one place for all)
+                raise SaveError(f"{len(files)} files are too many to be reported")
         except SaveError:
             traceback.print_exc()
             raise

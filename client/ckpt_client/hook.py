@@ -44,7 +44,7 @@ class Hook:
         """
         rank = self._rank
         rank.entered = n
-        if n >= rank.due or rank.hold > rank.done:
+        if rank.hold > rank.done or n >= rank.due:
             self._stop(n)
 
     def phase(self, name: str, *, alone: bool = False) -> Phase:

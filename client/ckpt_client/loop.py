@@ -74,7 +74,7 @@ class Loop:
             for n in range(self.start, self.stop):
                 self._index = n
                 rank.entered = n
-                if n >= rank.due or rank.hold > rank.done:
+                if rank.hold > rank.done or n >= rank.due:
                     attachment.boundary(place.at(n))
                 yield n
             # The end is a boundary that leaves `entered` where it is (rule 9).
@@ -114,7 +114,7 @@ def _with_state(stop: int, start: int, state: dict[str, Stateful]) -> Loop:
     made: list[TorchState] = []
 
     def make_saver(who: Identity) -> Saver:
-        from ckpt_client.torch_state import TorchState  # noqa: PLC0415 (torch is imported only where it is used)
+        from ckpt_client.torch_state import TorchState
 
         made.append(TorchState(state, who))
         return made[0].save

@@ -53,5 +53,5 @@ def stop_if_asked(here: Position | None, attachment: Attachment | None) -> None:
     if here is None or attachment is None:
         return
     rank = attachment.rank
-    if here.n >= rank.due or rank.hold > rank.done:
+    if rank.hold > rank.done or here.n >= rank.due:
         attachment.boundary(here)

@@ -108,7 +108,7 @@ class Rank:
         self.saved: wire.Saved | None = None
         self.outbox: list[FromRank] = []
         self._order: wire.SaveAt | None = None
-        self._go = NO_ROUND
+        self._go = wire.Go(NO_ROUND)
         self._stopped_at: Position | None = None  # Where it stopped by itself.
         self._parked = False
         self._saving = NO_ROUND
@@ -263,7 +263,7 @@ class Rank:
             self._over(number)
             self._say(wire.Failed(self.who, number, f"is at {tuple(here)}, beyond the agreed {tuple(order.at)}"))
             return GO_ON
-        if self._go == number:
+        if self._go.round == number:
             self._stopped_at = None
             return Decision(Step.SAVE, order)
         self._arrive(wire.Arrived(self.who, number, here))
@@ -299,7 +299,7 @@ class Rank:
         if self._is_over(number) or number < self.hold:
             return
         self.hold = number
-        self._order = order
+        self._order = self._as_told(order)
         if self._saving == number:
             self._say(wire.Saving(self.who, number))
         elif not self._parked:
@@ -307,12 +307,16 @@ class Rank:
             self._say(wire.Ack(self.who, number, self.position()))
 
     def _told_to_go(self, word: wire.Go) -> None:
-        if self._is_over(word.round):
+        if self._is_over(word.round) or word.round < self._go.round:
             return
-        self._go = max(self._go, word.round)
-        order = self._order
-        if word.then is not None and order is not None and order.round == word.round:
-            self._order = msgspec.structs.replace(order, then=word.then)
+        self._go = word
+        if self._order is not None:
+            self._order = self._as_told(self._order)
+
+    def _as_told(self, order: wire.SaveAt) -> wire.SaveAt:
+        """The order with what Go said comes after it: a SaveAt that is late or repeated does not take it back."""
+        go = self._go
+        return order if go.then is None or go.round != order.round else msgspec.structs.replace(order, then=go.then)
 
     def _told_to_leave(self, number: int) -> None:
         self._leaving = max(self._leaving, number, 1)

@@ -58,6 +58,15 @@ class Place(NamedTuple):
         options = ("--dir", str(self.checkpoints), "--every-steps", "50", "--keep", "3")
         return [str(BIN / "ckpt-supervise"), *options, "--", *self.training("supervised")]
 
+    def env(self, **more: str) -> dict[str, str]:
+        """The supervised run's environment: what it makes for itself (socket, state) lies in `work` too."""
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("CKPT_SUPERVISE_", "SLURM_", "XDG_RUNTIME_"))
+        }
+        return kept | {"TMPDIR": str(self.work), "CKPT_SUPERVISE_STATE": str(self.work / "state")} | more
+
     def ledger(self, name: str) -> list[tuple[int, float]]:
         """Number and time of every step that was run, in order; a line that is just being written is left out."""
         try:
@@ -106,7 +115,7 @@ def demo(place: Place, *, local: bool) -> int:
     why_local = "asked for with --local" if local else why_no_slurm(say)
     tell(f"1. {STEPS} steps of training, undisturbed and unsupervised")
     began = time.monotonic()
-    run(place.training("undisturbed"), cwd=place.work, capture=True)
+    run(place.training("undisturbed"), env=place.env(), cwd=place.work, capture=True)
     say(f"{time.monotonic() - began:.0f} s; weights sha256 {place.digest('undisturbed')}")
     if why_local:
         tell(f"2. The same below ckpt-supervise, in local mode ({why_local}): SIGTERM twice, started again twice")
@@ -127,7 +136,7 @@ def demo(place: Place, *, local: bool) -> int:
 def run_local(place: Place) -> None:
     """Interrupt with SIGTERM, start again, until training has ended by itself."""
     for step in (*INTERRUPT_AT, None):
-        with started(place.supervised(), place.output) as process:
+        with started(place.supervised(), place.env(), place.output) as process:
             if step is not None:
                 wait_for(lambda n=step: place.reached(n), f"step {step}", over=lambda p=process: p.poll() is not None)
                 process.send_signal(signal.SIGTERM)
@@ -138,8 +147,7 @@ def run_local(place: Place) -> None:
 def run_on_slurm(place: Place) -> None:
     """Bring a lab up, submit, preempt twice, wait for the end, take the lab down."""
     with slurm_lab(place.work / "lab") as conf:
-        env = {**os.environ, "SLURM_CONF": conf, "CKPT_SUPERVISE_STATE": str(place.work / "state")}
-        job = Job(env, place.work)
+        job = Job(place.env(SLURM_CONF=conf), place.work)
         options = ("--partition=low", "--requeue", "--open-mode=append", "--time=30")
         job.submit(f"exec srun {shlex.join(place.supervised())}", f"--output={place.output}", *options)
         say(f"job {job.number}: sbatch {' '.join(options)}; exec srun ckpt-supervise ... -- python train.py ...")

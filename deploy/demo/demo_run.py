@@ -68,10 +68,10 @@ def run(
 
 
 @contextlib.contextmanager
-def started(argv: list[str], output: Path) -> Iterator[subprocess.Popen[bytes]]:
+def started(argv: list[str], env: Mapping[str, str], output: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A command beside the demo that adds to `output` and never outlives it. A killed supervisor takes its command along."""
     with output.open("ab") as file:
-        process = subprocess.Popen(argv, stdout=file, stderr=file, cwd=output.parent, start_new_session=True)
+        process = subprocess.Popen(argv, env=env, stdout=file, stderr=file, cwd=output.parent, start_new_session=True)
     try:
         yield process
     finally:

@@ -129,10 +129,16 @@ class Supervisor:
             self._started(*self.launch.started, disk.NOTHING, 0)
         else:
             self.errands.choose(progress_line(), self._chosen)
-        self.lanes.post("journal", "opening the journal", self.journal.open, _ignore)
+        self.lanes.post("journal", "opening the journal", self._open_journal, _ignore)
         self.errands.begin(self._kill_wait)
         for command in self.first:
             self._carry_out(command)
+
+    def _open_journal(self) -> None:
+        """Not while the command is being forked: logging's fork handlers, new in the middle of a fork, complain on its stderr."""
+        with self.launch.claims.forking():
+            import structlog  # noqa: F401 - it imports logging, and takes too long to stand before the command's start.
+        self.journal.open()
 
     def _timeout_ms(self) -> int:
         """Time until the next deadline; recomputed every time, never remembered."""

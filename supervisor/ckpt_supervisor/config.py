@@ -73,7 +73,7 @@ class _Spec:
 SPECS: tuple[_Spec, ...] = (
     _Spec("dir", "DIR", "checkpoints", as_.path, "directory of the checkpoints, shared by all nodes"),
     _Spec("every-steps", "N", "0", as_.count(0), "save whenever the number of finished steps is a multiple of N (0: off)"),
-    _Spec("every", "TIME", "off", as_.optional(as_.positive_ms), "save this often, e.g. 10m (off: never)"),
+    _Spec("every", "TIME", "off", as_.optional(as_.positive_ms, "off"), "save this often, e.g. 10m (off: never)"),
     _Spec("keep", "N", "3", as_.keep, "checkpoints to keep; the newest intact one always stays"),
     _Spec("resume-arg", "ARG", "", as_.any_text, "append ARG and the checkpoint's path to the command when there is one"),
     _Spec("notice-signal", "NAMES", "USR1", as_.signals, "signals that mean: save and leave (TERM and INT always do)"),
@@ -83,9 +83,9 @@ SPECS: tuple[_Spec, ...] = (
     _Spec("verify", "HOW", "full", as_.verify, "check before a commit: full (every byte) or structure (sizes and headers)"),
     _Spec("restarts", "N", "0", as_.count(0), "start the command again in place this often when it fails by itself"),
     _Spec("grace", "TIME", "30s", as_.positive_ms, "without Slurm: time from the signal to the kill"),
-    _Spec("kill-wait", "TIME", "auto", as_.optional(as_.positive_ms), "Slurm's KillWait where it cannot be asked (else 30s)"),
+    _Spec("kill-wait", "TIME", "auto", as_.optional(as_.positive_ms, "auto"), "Slurm's KillWait where it cannot be asked (else 30s)"),
     _Spec("save-timeout", "TIME", "15m", as_.positive_ms, "give up a save that holds training longer than this"),
-    _Spec("leave-timeout", "TIME", "auto", as_.optional(as_.positive_ms), "time for training to end after the commit"),
+    _Spec("leave-timeout", "TIME", "auto", as_.optional(as_.positive_ms, "auto"), "time for training to end after the commit"),
     _Spec("notice-horizon", "TIME", "10m", as_.positive_ms, "a notice signal this far before the job's end saves, and goes on"),
     _Spec(
         "allow-restart-from-scratch",

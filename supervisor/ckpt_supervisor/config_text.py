@@ -80,9 +80,9 @@ def positive_ms(text: str) -> int:
     return value
 
 
-def optional(read: Callable[[str], int]) -> Callable[[str], int | None]:
-    """A reader for which `auto`, `off` and nothing mean None."""
-    return lambda text: None if text in ("", "auto", "off") else read(text)
+def optional(read: Callable[[str], int], none: str) -> Callable[[str], int | None]:
+    """A reader for which one word means None."""
+    return lambda text: None if text == none else read(text)
 
 
 def signals(text: str) -> tuple[int, ...]:

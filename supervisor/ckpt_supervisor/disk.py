@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ckpt_supervisor import store
 from ckpt_supervisor.config import Options
 from ckpt_supervisor.core.commands import Commit, Verify
@@ -18,6 +20,12 @@ from ckpt_supervisor.core.events import CommitResult
 
 if TYPE_CHECKING:
     from ckpt_supervisor.startup import Job
+
+NAME_PARTS = 5
+"""A journal's name is <job>-<attempt>-<step_id>-<epoch>-<task>."""
+
+JOURNAL_TAIL_BYTES = 262_144
+"""How much of an earlier attempt's journal is read."""
 
 LINES_MAX = 20
 """Most checkpoints that are named as passed over."""
@@ -65,6 +73,40 @@ def choose(options: Options, epoch: int, progress: Callable[[int, int], None] | 
         )
         return Resume("", -1, tuple(lines), refusal)
     return Resume("", -1, tuple(lines))
+
+
+def last_failure(directory: Path, job: str, epoch: int) -> str:
+    """What kept the attempt before this one from saving, from its journal; "" if it saved, or if nothing can be read.
+
+    A save that needs more time than a notice gives is told at the next start, with both numbers, not only in a log that nobody reads.
+    """
+    earlier = []
+    for path in (directory / store.JOURNAL).glob("*.jsonl"):
+        name = path.stem.rsplit("-", 4)
+        if len(name) == NAME_PARTS and name[0] == job and name[3].isdecimal() and int(name[3]) < epoch:
+            earlier.append((int(name[3]), path))
+    if not earlier:
+        return ""
+    path = max(earlier)[1]
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - JOURNAL_TAIL_BYTES))
+        lines = [msgspec.json.decode(line) for line in file.read(JOURNAL_TAIL_BYTES).splitlines() if _is_whole(line)]
+    notice, begun = "", {}
+    for line in lines:
+        match line.get("event"):
+            case "notice":
+                notice = str(line.get("cause"))
+            case "round_begun":
+                begun = line
+            case "leaving" if line.get("outcome") == "stale":
+                had_ms = begun.get("save_left_ms")
+                had = f"; it had {had_ms / 1000:.1f} s for the save" if isinstance(had_ms, int) else ""
+                return f"the attempt before this one could not save ({notice}): {line.get('reason')}{had}"
+    return ""
+
+
+def _is_whole(line: bytes) -> bool:
+    return line.startswith(b"{") and line.endswith(b"}")
 
 
 def check(command: Verify) -> tuple[str, int, Entries]:

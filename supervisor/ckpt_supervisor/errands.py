@@ -49,6 +49,8 @@ class Errands:
         """What is done once at the start, beside everything else."""
         self.warn(startup.warnings(self._launch.job, self.scontrol is not None))
         epoch, options = self._launch.epoch, self._launch.options
+        name = self._launch.job.name
+        self._lanes.post("prune", "reading the journal before", lambda: disk.last_failure(options.dir, name, epoch), self._failed_before)
         self._lanes.post("prune", "sweeping", lambda: disk.sweep(options, epoch), self._pruned)
         if self._launch.job.slurm is not None:
             self._lanes.post("meeting", "announcing this step", lambda: self._meeting.announce("running"), self._announced)
@@ -166,6 +168,10 @@ class Errands:
         if isinstance(verdict, Broken):
             verdict = MeetVerdict(True, f"{verdict.what}: {verdict.error}")
         self._feed(ev.Met(verdict.ready, verdict.reason))
+
+    def _failed_before(self, text: Any) -> None:
+        if text and not isinstance(text, Broken):
+            self.warn([text])
 
     def _announced(self, problem: Any) -> None:
         if problem:

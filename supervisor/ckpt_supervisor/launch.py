@@ -59,6 +59,10 @@ class Launch:
 def run(options: Options, env: Mapping[str, str], supervise: Callable[[Launch], int]) -> int:
     """Start the command and hand over to the loop; the exit status of docs/exit-codes.md."""
     job = startup.job_of(SlurmEnv.from_environ(env))
+    refusal = startup.refusal(job)
+    if refusal:
+        say(refusal)
+        return EXIT_USAGE
     extra = {*options.notice_signals, *options.save_signals}
     with SignalInbox(extra) as inbox, contextlib.ExitStack() as stack:
         try:

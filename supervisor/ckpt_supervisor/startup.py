@@ -61,6 +61,17 @@ def command_line(command: Sequence[str], resume_arg: str, path: str) -> list[str
     return words if found else [*words, resume_arg, path]
 
 
+def refusal(job: Job) -> str:
+    """Why this run must not start at all, or ""."""
+    slurm = job.slurm
+    if slurm is not None and slurm.under_srun and slurm.ntasks > 1:
+        return (
+            f"this step has {slurm.ntasks} tasks, and several supervisors in one step cannot agree on a checkpoint yet: start one task, "
+            "and the ranks below it, as in: srun --ntasks=1 ckpt-supervise -- torchrun --standalone --nproc-per-node N train.py"
+        )
+    return ""
+
+
 def warnings(job: Job, scontrol_found: bool) -> list[str]:
     """What the environment alone shows to be wrong, with what to do about it."""
     slurm = job.slurm
@@ -88,7 +99,7 @@ def job_warnings(requeue: bool, batch: bool, wants_requeue: bool) -> list[str]:
         return ["this is no batch job, so Slurm cannot requeue it: after an interruption start the command again by hand"]
     if not requeue:
         return [
-            "this job may not be requeued (Requeue=0): a preemption ends it at once, without its grace, and it does not come "
-            "back by itself; submit it with --requeue"
+            "this job may not be requeued (Requeue=0), so it does not come back by itself after an interruption: "
+            "submit it with --requeue"
         ]
     return []

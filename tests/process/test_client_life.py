@@ -147,10 +147,12 @@ def test_a_rank_whose_supervisor_is_gone_before_hello_trains_on_from_the_same_ch
         supervisor.attached(first)
         supervisor.preempt(first)
         supervisor.silent = True
-        second = supervisor.start("--no-torch", "--steps", "1000")
+        second = supervisor.start("--no-torch", "--steps", "1000", "--step-ms", "0")
         supervisor.attached(second)
+        closed = time.monotonic()
         supervisor.router.close(linger=0)
         assert second.wait(20) == 0
+        assert time.monotonic() - closed < channel.HELLO_MAX_MS / 1000 / 2
         printed = second.communicate()[0]
     assert "is gone: rank 0 trains on without supervision" in printed
     assert f"at {int(supervisor.resume.name[5:])} " in printed  # type: ignore[union-attr]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -51,7 +52,7 @@ def interrupted(supervisor: FakeSupervisor, log: Path, ranks: int) -> int:
     return int(committed.name[5:])
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_one_rank_continues_bit_for_bit_after_three_interruptions(supervisor: FakeSupervisor, tmp_path: Path) -> None:
     """Weights, AdamW, schedule, dropout and the random numbers of Python, numpy and torch are all restored."""
     log, out = tmp_path / "log", tmp_path / "out.pt"
@@ -87,8 +88,6 @@ def test_two_ranks_of_ddp_continue_bit_for_bit_after_three_interruptions(supervi
 
 def free_port() -> int:
     """A port that was free a moment ago."""
-    import socket  # noqa: PLC0415
-
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
     return port

@@ -241,6 +241,30 @@ def test_the_end_of_the_loop_is_a_boundary_and_after_it_every_prepare_is_answere
     assert supervisor.expect(wire.Finished, pid, lambda w: w.round == order.round + 1)
 
 
+BREAKING = """
+import ckpt_client as ckpt
+
+for step in ckpt.steps(10, save=print, load=print):
+    if step == 3:
+        break
+print("left", flush=True)
+while True: pass
+"""
+
+
+def test_a_loop_that_is_left_by_break_says_finished_at_once(supervisor: FakeSupervisor, tmp_path: Path) -> None:
+    """Rule 9: no round waits for a rank that will not come back to its loop."""
+    script = tmp_path / "breaking.py"
+    script.write_text(BREAKING)
+    child = supervisor.start(script=(script,))
+    (pid,) = supervisor.attached(child)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "left\n"
+    assert supervisor.expect(wire.Finished, pid)
+    supervisor.say(pid, wire.Prepare(1))
+    assert supervisor.expect(wire.Finished, pid, lambda w: w.round == 1)
+
+
 def test_a_trainer_that_ignores_leave_is_told_of(supervisor: FakeSupervisor, tmp_path: Path) -> None:
     """The second boundary after it says so, once."""
     log = tmp_path / "log"

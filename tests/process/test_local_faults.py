@@ -246,7 +246,7 @@ def test_two_ranks_save_one_step_together(tmp_path: Path) -> None:
 
 def test_one_of_two_ranks_that_dies_in_mid_save_fails_the_round_for_both(tmp_path: Path) -> None:
     """No checkpoint of one half: the dead rank is named, the other is released, 76."""
-    with supervised(tmp_path, toy_ranks(tmp_path, *FOREVER, "--save-ms", 20_000)) as run:
+    with supervised(tmp_path, toy_ranks(tmp_path, *FOREVER, "--save-ms", 20_000), "--leave-timeout", "1s") as run:
         eventually(lambda: len(run.events("rank_hello")) == 2, "both ranks have attached")
         run.reached(5)
         run.signal(signal.SIGTERM)

@@ -57,6 +57,21 @@ def test_a_signal_saves_verifies_commits_and_leaves_with_75(tmp_path: Path, numb
         assert run.event("command_started", resume_step=done)["resume_from"] == str(run.dir / f"step-{done:09d}")
 
 
+def test_signals_of_the_users_own_choice_are_obeyed(tmp_path: Path) -> None:
+    """`--notice-signal RTMIN+1 --save-signal WINCH,URG`, as a site's Slurm may send them; what is not named means nothing."""
+    options = ["--notice-signal", "RTMIN+1", "--save-signal", "WINCH,URG"]
+    with trained(tmp_path, *FOREVER, options=options) as run:
+        run.reached(3)
+        run.signal(signal.SIGUSR1, signal.SIGUSR2)
+        run.signal(signal.SIGWINCH)
+        first = run.event("commit")["step"]
+        run.reached(first + 3)
+        run.signal(signal.SIGRTMIN + 1)
+        assert run.code() == 75, run.story()
+        assert [event["signal"] for event in run.events("signal")] == ["SIGWINCH", "SIGRTMIN+1"]
+        assert run.intact() == [first, run.toy_steps()[-1]]
+
+
 def test_training_leaves_through_finally_and_atexit_after_the_commit(tmp_path: Path) -> None:
     """`Preempted` goes through the trainer's own code, and only once the checkpoint is committed."""
     with trained(tmp_path, *FOREVER) as run:

@@ -24,6 +24,9 @@ CALM_IDLE_MS = 1_500
 MUTE_MS = 15_000
 MUTE_SAVING_MS = 60_000
 SLACK_MS = 3_000
+TURNED_MS = 12_000
+"""A notice that turns out to be a rehearsal gives the round its time anew, when the look has come."""
+
 STAY_MS = 60_000
 TERM_WAIT_MS = 3_000
 MIN_NOTICE_MS = 1_500
@@ -248,7 +251,7 @@ class Checks:
         if current is None or state.phase.name not in ("AGREEING", "SAVING"):
             return
         held_ms = now - max(process.parked_ms, current.began_ms, current.go_ms)
-        if held_ms > options.save_timeout_ms + SLACK_MS and current.kind.name != "LEAVE":
+        if held_ms > options.save_timeout_ms + TURNED_MS and current.kind.name != "LEAVE":
             self.broken("parked", f"rank {process.rank} is held for {held_ms} ms in round {current.number}")
         mute_ms = self._mute_ms(current)
         saving = any(other.saving for other in world.command.processes if other.alive)

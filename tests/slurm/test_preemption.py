@@ -14,6 +14,7 @@ import pytest
 from tests.support.slurm_checks import (
     BOTH,
     DEAD_SRUN_S,
+    LEAVE_S,
     REQUEUED_S,
     check_no_step_lost,
     check_older_stands,
@@ -55,16 +56,18 @@ def test_a_preempted_job_saves_comes_back_at_once_and_loses_no_step(new_stage: C
 def test_it_does_not_matter_how_training_ends_after_the_save(new_stage: Callable[..., Stage], proctrack: str) -> None:
     """Row 2 and field case 39: a trainer that exits 1, goes on training or hangs at its end is requeued as one that exits 0."""
     stage = new_stage(nodes=3, proctrack=proctrack)
-    for knob in ("--exit-code-after-leave 1", "--ignore-leave", "--hang-at-exit"):
-        stage.submit("-p", "low", toy=f"--save-ms 1000 {knob}", script=TRAPPED)
+    fails = stage.submit("-p", "low", toy="--save-ms 1000 --exit-code-after-leave 1", script=TRAPPED)
+    ignores = stage.submit("-p", "low", toy="--ignore-leave", supervise="--leave-timeout 300ms", script=TRAPPED)
+    hangs = stage.submit("-p", "low", toy="--hang-at-exit", script=TRAPPED)
     stage.started()
     for run in stage.runs:
         run.preempt()
     for run in stage.runs:
         check_requeued(run)
-        step = check_saved(run)
-        assert seconds_to_pending(run) <= REQUEUED_S
-        check_resumed_at(run, step)
+        check_resumed_at(run, check_saved(run))
+    assert seconds_to_pending(fails) <= REQUEUED_S
+    assert seconds_to_pending(ignores) <= REQUEUED_S
+    assert seconds_to_pending(hangs) <= REQUEUED_S + LEAVE_S
 
 
 @pytest.mark.parametrize("proctrack", BOTH)
@@ -110,7 +113,7 @@ def test_every_kind_of_command_attaches_all_its_ranks_and_saves_them(new_stage: 
     stage = new_stage(nodes=3, proctrack="linuxproc")
     words = ["--steps", "100000", "--step-ms", "20", "--log", "{log}"]
     shell = f"{shlex.join(toy_words(*words))}; echo ended with $?"
-    torchrun = [str(BIN / "torchrun"), "--nproc-per-node", "2", *toy_words(*words)[1:]]
+    torchrun = [str(BIN / "torchrun"), "--nproc-per-node", "2", "--", *toy_words(*words)[1:]]
     for command in (toy_words(*words), ["bash", "-c", shell], torchrun):
         stage.submit("-p", "low", command=command, script=TRAPPED)
     python, bash, two = stage.runs

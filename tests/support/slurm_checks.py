@@ -21,6 +21,9 @@ REQUEUED_S = 2.0
 DEAD_SRUN_S = 3.0
 """What Slurm itself takes longer on cgroup when the script has no trap: five attempts to tell a dead srun (docs/slurm.md section 6)."""
 
+LEAVE_S = 1.5
+"""What a training that does not end gets by default, with the labs' KillWait (ckpt-supervise --leave-timeout)."""
+
 RESUME_S = 60
 
 

@@ -120,8 +120,9 @@ class Run:
         return [int(word[1]) for word in self.words() if word[0] == "step" and word[3] == str(rank)]
 
     def journal(self) -> list[dict[str, Any]]:
-        """All events of all of the journal's files, in order of time."""
-        entries = [entry for path in sorted((self.dir / "journal").glob("*.jsonl")) for entry in read_lines(path)]
+        """All events of this job in the journal's files, in order of time."""
+        files = sorted((self.dir / "journal").glob(f"{self.jobid}-*.jsonl"))
+        entries = [entry for path in files for entry in read_lines(path)]
         return sorted(entries, key=lambda entry: str(entry["ts"]))
 
     def events(self, name: str, **fields: object) -> list[dict[str, Any]]:
@@ -207,7 +208,9 @@ class Run:
         return [instant(match[1]) for match in found if match]
 
     def verify(self) -> None:
-        """Every committed checkpoint is intact."""
+        """Every committed checkpoint is intact; there may be none."""
+        if not list(self.dir.glob("step-*")):
+            return
         done = subprocess.run([CTL, "verify", "--all", "--dir", self.dir], capture_output=True, text=True, timeout=SHOW_S, check=False)
         assert done.returncode == 0, f"{done.stdout}{done.stderr}"
 
@@ -249,7 +252,6 @@ class Stage:
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
         self.runs: list[Run] = []
-        self.used = 0
 
     def submit(
         self,
@@ -260,26 +262,36 @@ class Stage:
         script: str = PLAIN,
         command: Sequence[str] | None = None,
         env: Mapping[str, str] | None = None,
-        node: str | None = None,
+        anywhere: bool = False,
     ) -> Run:
         """Submit a supervised toy with these knobs, or another command, in a script that has it in place of {run}.
 
-        The node is the next free one. The directory is one of its own; `{log}` in a command is the toy's log.
+        The node is the next one, unless `anywhere` leaves that to Slurm. The directory is one of its own; `{log}` in a command is
+        the toy's log.
         """
-        self.used += node is None
-        node = node or self.lab.nodes[self.used - 1]
+        node = self.lab.nodes[len(self.runs)]
+        where = [] if anywhere else ["-w", node]
         name = f"r{len(self.runs) + 1}"
         root = self.lab.root
         run = Run(self.lab, 0, node, root / f"{name}.out", root / name, root / f"{name}.log")
         # Long enough that no test sees the end of it unless it asks to.
         words = list(command) if command is not None else toy_words("--steps 100000 --step-ms 20 --log", str(run.log), toy)
-        words = [word.replace("{log}", str(run.log)) for word in words]
+        words = [word.replace("{log}", str(run.log)) for word in words]  # also inside of a shell's words
         line = f"{srun} {SUPERVISE} --dir {run.dir} {supervise} -- {shlex.join(words)}".strip()
         text = script.replace("{run}", line)
         more = {"CKPT_SUPERVISE_STATE": str(root / "states"), **(env or {})}
-        run.jobid = self.lab.sbatch(text, "-w", node, "-J", name, *options, output=run.out, env=self.lab.env(**more))
+        run.jobid = self.lab.sbatch(text, *where, "-J", name, *options, output=run.out, env=self.lab.env(**more))
         self.runs.append(run)
         return run
+
+    def prepare(self, name: str, supervise: str, toy: str) -> int:
+        """A run outside of Slurm that leaves a checkpoint where the job of this name will look; its step."""
+        place = self.lab.root / name
+        words = [SUPERVISE, "--dir", str(place), *shlex.split(supervise), "--", *toy_words(toy)]
+        env = {key: value for key, value in self.lab.env().items() if key != "SLURM_CONF"}
+        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=WAIT_S, check=False)
+        assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+        return max(int(path.name.removeprefix("step-")) for path in place.glob("step-*"))
 
     def started(self, runs: Collection[Run] | None = None, least: int = 3) -> None:
         """Until all of them are training."""

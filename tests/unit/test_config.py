@@ -162,6 +162,8 @@ def test_all_errors_are_told_at_once(tmp_path: Path) -> None:
         (["--keep=3.5", *COMMAND], "--keep: '3.5' is not a whole number"),
         (["--kee", "3", *COMMAND], "unknown option '--kee'"),
         (["--every", "0", *COMMAND], "--every: '0' is not more than zero"),
+        (["--every", "auto", *COMMAND], "--every: 'auto' is not a time"),
+        (["--kill-wait", "off", *COMMAND], "--kill-wait: 'off' is not a time"),
         (["--every", "ten", *COMMAND], "'ten' is not a time such as 90s, 10m or 1.5h"),
         (["--grace", "9" * 400, *COMMAND], "is longer than a year"),
         (["--verify", "quick", *COMMAND], "--verify: 'quick' is neither full nor structure"),

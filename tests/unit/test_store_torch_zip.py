@@ -141,9 +141,7 @@ def test_checksums_switched_off_are_not_corruption(tmp_path: Path) -> None:
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
-def test_any_flipped_bit_in_a_record_is_seen_by_its_checksum(
-    directory: Path, saved: bytes, data: st.DataObject
-) -> None:
+def test_any_flipped_bit_in_a_record_is_seen_by_its_checksum(directory: Path, saved: bytes, data: st.DataObject) -> None:
     """Of the bytes that torch.load hands to training, none can change unseen, digest or not."""
     (directory / "state.pt").write_bytes(saved)
     extents = [extent for extent in read(directory / "state.pt").extents if extent.end > extent.start]
@@ -159,9 +157,7 @@ def test_any_flipped_bit_in_a_record_is_seen_by_its_checksum(
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(at=st.integers(0, 10**9), bit=st.integers(0, 7), length=st.integers(0, 10**9))
-def test_whatever_is_done_to_a_file_ends_in_a_verdict(
-    directory: Path, saved: bytes, at: int, bit: int, length: int
-) -> None:
+def test_whatever_is_done_to_a_file_ends_in_a_verdict(directory: Path, saved: bytes, at: int, bit: int, length: int) -> None:
     """A flip anywhere, a cut anywhere, or both give a structure or a damage and no other error."""
     damaged = bytearray(saved[: length % (len(saved) + 1)])
     for where in (at % len(saved), len(saved) - 1 - at % 1500):

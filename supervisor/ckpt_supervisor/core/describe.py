@@ -26,7 +26,6 @@ from ckpt_supervisor.core.events import (
 from ckpt_supervisor.core.state import Member, Phase, Round, Stage, State
 from ckpt_supervisor.core.views import JobView, NoView
 
-
 RANKS_SHOWN_MAX = 64
 """Most ranks whose stage is named when a round is given up."""
 

@@ -172,7 +172,9 @@ def looked(policy: Policy, state: State, event: Looked, now_ms: int) -> tuple[St
         return _over(policy, state, "only batch jobs can be requeued, and this one was not started by sbatch", now_ms)
     if state.looking:
         return state, ()  # A signal came during the look: what it says is out of date.
-    requeue = dataclasses.replace(requeue, asking=Asking.CALLING, calls=requeue.calls + 1, again_ms=None, term_seen=False)
+    requeue = dataclasses.replace(
+        requeue, asking=Asking.CALLING, calls=requeue.calls + 1, again_ms=None, term_seen=False, cause=_cause(state)
+    )
     return dataclasses.replace(state, requeue=requeue), (CallRequeue(),)
 
 
@@ -235,7 +237,7 @@ def next_deadline(policy: Policy, state: State) -> int | None:
     if state.code is None:
         times.append(leaving.said_ms + RESEND_MS)
         if leaving.killed_ms is None:
-            times.append(leaving.end_command_at_ms)
+            times.append(_end_command_at_ms(state))
     ended_ms = _ended_at_ms(state)
     if requeue is None:
         asks = _asks(policy, state)
@@ -272,14 +274,22 @@ def finish(policy: Policy, state: State, why_not: str) -> tuple[State, Commands]
     code = EXIT_INTERRUPTED if leaving.fresh else EXIT_STALE
     if policy.requeue == "exit":
         code = policy.requeue_exit
-        return done(state, code, f"{cause.value}; {saved}; exit {code} asks Slurm to requeue the job (RequeueExit)")
-    return done(state, code, f"{cause.value}; {saved}; {_what_next(policy, state, why_not)}")
+        return done(state, code, f"{_why(state)}; {saved}; exit {code} asks Slurm to requeue the job (RequeueExit)")
+    return done(state, code, f"{_why(state)}; {saved}; {_what_next(policy, state, why_not)}")
 
 
 def before_requeue_line(policy: Policy, state: State) -> str:
     """What to say before the requeue is called: once it is accepted, Slurm may cut the step's output off before the last line."""
     next_word = "Slurm brings the job back" if _cause(state) is Cause.REQUEUED else "now asking Slurm to requeue the job"
-    return f"{_cause(state).value}; {_what_stands(policy, state)}; {next_word}"
+    return f"{_why(state)}; {_what_stands(policy, state)}; {next_word}"
+
+
+def _why(state: State) -> str:
+    """The cause for people; where there is none to be known, the signal."""
+    notice, requeue = state.notice, state.requeue
+    assert notice is not None
+    cause = requeue.cause if requeue is not None and requeue.calls and notice.cause is Cause.REQUEUED else notice.cause
+    return notice.name if cause in (Cause.LOCAL, Cause.UNKNOWN, Cause.NO_END) else cause.value
 
 
 def _what_stands(policy: Policy, state: State) -> str:
@@ -378,10 +388,17 @@ def _see_out(state: State, now_ms: int) -> tuple[State, Commands]:
     if now_ms >= leaving.said_ms + RESEND_MS:
         leaving = dataclasses.replace(leaving, said_ms=now_ms)
         commands = _say_leave(state)
-    if leaving.killed_ms is None and now_ms >= leaving.end_command_at_ms:
+    if leaving.killed_ms is None and now_ms >= _end_command_at_ms(state):
         leaving = dataclasses.replace(leaving, killed_ms=now_ms, told=True)
         commands = (*commands, EndCommand(leaving.reason))
     return dataclasses.replace(state, leaving=leaving), commands
+
+
+def _end_command_at_ms(state: State) -> int:
+    """When the command is ended. A kill that comes nearer meanwhile (a scancel in the grace) brings this nearer too."""
+    leaving = state.leaving
+    assert leaving is not None and state.notice is not None
+    return min(leaving.end_command_at_ms, max(leaving.began_ms + LEAST_MS, state.notice.budget.leave_by_ms))
 
 
 def _ended_at_ms(state: State) -> int | None:

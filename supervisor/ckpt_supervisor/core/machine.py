@@ -251,8 +251,13 @@ def _saving(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
             if rounds.all_written(state):
                 return turns.verify(policy, state, now_ms)
             return state, _hold(state, event)
-        case wire.Ack():
-            return state, _stale(state, event) if _is_stale(state, event) else ()
+        case wire.Ack(who=who):
+            if _is_stale(state, event):
+                return state, _stale(state, event)
+            state, problem = rounds.on_its_way(state, event, now_ms)
+            if problem:
+                return turns.give_up(policy, rounds.lost(state, who, Stage.FAILED, problem), problem, now_ms)
+            return state, ()
         case wire.Failed() | wire.Finished() | RankGone() | wire.Left() | CommandExited():
             return turns.loss(policy, state, event, now_ms)
         case SignalCame() | Looked():

@@ -30,6 +30,9 @@ MUTE_MS = 15_000
 MUTE_SAVING_MS = 60_000
 """The same during a save, where pickling a large object can keep the interpreter to itself."""
 
+PASSED_MS = 900
+"""A rank that says for this long that it is beyond T will not come to it. SaveAt is said again, and answered, every second."""
+
 Commands = tuple[Command, ...]
 
 
@@ -88,6 +91,25 @@ def acked(policy: Policy, state: State, word: wire.Ack, now_ms: int) -> tuple[St
     state = _put(state, dataclasses.replace(member, stage=Stage.AGREED, entered=entered))
     state, more = _complete(policy, state, now_ms)
     return state, (Say(word.who.pid, wire.Wait(current.number)), *more) if not more else more
+
+
+def on_its_way(state: State, word: wire.Ack, now_ms: int) -> tuple[State, str]:
+    """A rank has heard SaveAt and is not parked. The text is a reason to give the round up, or "".
+
+    In a round without Prepare (rule 12) a rank can be beyond T already, in a collective with those that wait for it at T: nothing
+    would move until the round's deadline. One such answer proves nothing, as a rank that comes to T stores the next position first.
+    """
+    current = state.round
+    member = current.member(word.who) if current else None
+    if current is None or member is None or current.at is None or word.entered <= current.at:
+        return state, ""
+    if member.stage not in (Stage.REQUESTED, Stage.AGREED):
+        return state, ""
+    if member.passed_ms is None:
+        return _put(state, dataclasses.replace(member, passed_ms=now_ms)), ""
+    if now_ms - member.passed_ms < PASSED_MS:
+        return state, ""
+    return state, f"{ranks.describe_who(word.who)} is on its way to {tuple(word.entered)}, beyond the agreed {tuple(current.at)}"
 
 
 def arrived(policy: Policy, state: State, word: wire.Arrived, now_ms: int) -> tuple[State, Commands, str]:

@@ -78,6 +78,8 @@ class Member:
     who: Who
     stage: Stage = Stage.REQUESTED
     entered: Position | None = None
+    passed_ms: int | None = None
+    """Since when its `entered` is beyond T."""
     saved: wire.Saved | None = None
     reason: str = ""
 
@@ -182,6 +184,8 @@ class Requeue:
     accepted_ms: int | None = None
     term_seen: bool = False
     reason: str = ""
+    cause: Cause = Cause.UNKNOWN
+    """As it was seen right before the call: once that is accepted, the job's state tells of the requeue only."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

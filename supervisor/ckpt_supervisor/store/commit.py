@@ -93,9 +93,7 @@ def discard(root: str | os.PathLike[str], partial: str | os.PathLike[str]) -> st
     return ""
 
 
-def commit(
-    root: str | os.PathLike[str], partial: str | os.PathLike[str], manifest: Manifest, sync_files: bool = True
-) -> Outcome:
+def commit(root: str | os.PathLike[str], partial: str | os.PathLike[str], manifest: Manifest, sync_files: bool = True) -> Outcome:
     """Commit `root`/`partial` as this manifest's step. `sync_files=False` when whoever wrote them has synced them."""
     directory = Path(root)
     source = directory / Path(partial).name

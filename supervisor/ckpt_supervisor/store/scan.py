@@ -92,8 +92,6 @@ def _judge(candidate: Candidate, mode: Mode, progress: Progress | None, threads:
 
 def _choice(chosen: Candidate | None, passed_over: list[tuple[Candidate, Report]]) -> Choice:
     unknown = [
-        f"{candidate.path.name}: {report.reason}"
-        for candidate, report in passed_over
-        if report.verdict is Verdict.UNKNOWN
+        f"{candidate.path.name}: {report.reason}" for candidate, report in passed_over if report.verdict is Verdict.UNKNOWN
     ]
     return Choice(chosen, tuple(passed_over), bool(unknown), "; ".join(unknown))

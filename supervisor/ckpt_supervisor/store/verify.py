@@ -70,7 +70,7 @@ class _Pass(msgspec.Struct):
                 self.progress(self.bytes_read, self.total_bytes)
 
 
-def check_files(  # noqa: PLR0913, PLR0917 - what, how thorough, and the three bounds that every long look takes
+def check_files(
     directory: str | os.PathLike[str],
     expected: Iterable[Expected],
     mode: Mode = "full",
@@ -92,6 +92,8 @@ def check_files(  # noqa: PLR0913, PLR0917 - what, how thorough, and the three b
         strays = tuple(Expected(path, size, "", None) for path, size in tree.files.items() if path not in reported)
         findings = [*_own_name_taken(passing.directory), *_refusals(tree), *_size_problems(wanted, tree.files)]
         wanted += strays
+        if not wanted:
+            findings.append(Finding(Verdict.MISSING, "", None, "no rank has written or reported a file"))
     elif problem is not None:
         findings.append(problem)
     if not findings:
@@ -134,9 +136,7 @@ def survey_checkpoint(path: Path, patience: Patience) -> tuple[Manifest | None, 
         reason = f"the manifest is of step {manifest.step}, the name of {step}"
         return manifest, Finding(Verdict.MIXED, MANIFEST, None, reason)
     listed = {file.path for file in manifest.files}
-    strays = (
-        Finding(Verdict.FOREIGN, stray, None, "is not in the manifest") for stray in tree.files if stray not in listed
-    )
+    strays = (Finding(Verdict.FOREIGN, stray, None, "is not in the manifest") for stray in tree.files if stray not in listed)
     return manifest, weightiest((*_refusals(tree), *_size_problems(manifest.files, tree.files), *strays))
 
 
@@ -152,8 +152,6 @@ def _manifest_or_oserror(path: Path) -> Manifest:
 
 def _claims_problems(wanted: Sequence[Expected]) -> list[Finding]:
     """What is wrong with the ranks' words alone."""
-    if not wanted:
-        return [Finding(Verdict.MISSING, "", None, "no rank has reported a file")]
     findings: list[Finding] = []
     first: dict[str, Expected] = {}
     for want in wanted:

@@ -1,0 +1,90 @@
+"""Ranks that die, hang or leave in mid-save, and nodes that die: what stands is whole, and the job comes back.
+
+Owns: rows 8 and 12 of the must-hold table and field cases 55 and 61.
+Must not: test faults of the store itself; tests/unit and tests/process do, without a Slurm.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.slurm_checks import BOTH, check_older_stands, check_out_before_the_kill, check_requeued, check_resumed_at
+from tests.support.slurm_stage import TRAPPED, own_toy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.slurm_stage import Stage
+
+FAULTS = {
+    "--kill-self-in-save": ("rank_gone", "ended"),
+    "--stop-self-in-save": ("rank_late", "time for the save was over"),
+    "--fail-save": ("rank_failed", "No space left on device"),
+    "--hang-save": ("rank_late", "time for the save was over"),
+}
+
+
+@pytest.mark.parametrize("proctrack", BOTH)
+def test_a_rank_that_fails_in_mid_save_is_named_and_the_older_checkpoint_stands(
+    new_stage: Callable[..., Stage], proctrack: str
+) -> None:
+    """Row 12: killed, stopped, failing and hanging saves: named in the journal, out before the kill, requeued, resumed from before."""
+    stage = new_stage(nodes=len(FAULTS), proctrack=proctrack, grace=4)
+    for fault in FAULTS:
+        stage.submit("-p", "low", command=own_toy(f"--faults-from 2 {fault}"), script=TRAPPED)
+    stage.started()
+    older = {}
+    for run in stage.runs:
+        run.cancel("--signal=USR2")
+        older[run.node] = run.wait_event("commit", result="committed")["step"]
+    for run in stage.runs:
+        run.preempt()
+    for run, (event, reason) in zip(stage.runs, FAULTS.values(), strict=True):
+        check_requeued(run, code=76)
+        check_older_stands(run, older[run.node])
+        check_out_before_the_kill(run)
+        named = run.events(event, rank=0, attempt=0)
+        assert named
+        assert reason in named[-1]["reason"]
+        assert f"step-{older[run.node]:09d} stands" in run.event("exit", attempt=0)["line"]
+        check_resumed_at(run, older[run.node])
+
+
+@pytest.mark.parametrize("proctrack", BOTH)
+def test_a_job_whose_node_dies_goes_on_elsewhere_from_the_last_periodic_checkpoint(
+    new_stage: Callable[..., Stage], proctrack: str
+) -> None:
+    """Row 8 and field case 55: SIGKILL of slurmd, slurmstepd, supervisor and trainer; the other node resumes what was committed."""
+    stage = new_stage(nodes=2, proctrack=proctrack)
+    run = stage.submit("-p", "low", supervise="--every-steps 20 --resume-arg=--resume-from", anywhere=True, script=TRAPPED)
+    run.wait_event("commit", 2, result="committed")
+    died = stage.lab.node_of(run.jobid)
+    stage.lab.node_kill(died)
+    committed = run.committed()[-1]
+    before = run.steps()[-1]
+    check_resumed_at(run, committed)
+    assert stage.lab.node_of(run.jobid) != died
+    assert any(word[0] == "resume-arg" and word[1].endswith(f"step-{committed:09d}") for word in run.words())
+    assert before - committed <= 20
+    assert run.job()["Restarts"] == "1"
+    assert run.requeue_calls() == []
+    run.wait_steps(before + 5)
+    run.verify()
+
+
+def test_a_rank_that_ends_at_the_notice_does_not_hold_the_others(new_stage: Callable[..., Stage]) -> None:
+    """Field case 61: rank 0 has a TERM handler of its own and exits 0 at once; rank 1 is not waited for, and the job comes back."""
+    stage = new_stage(proctrack="linuxproc")
+    run = stage.submit("-p", "low", command=own_toy("--ranks=2 --ends-on-term 0"), supervise="--every-steps 20", script=TRAPPED)
+    run.wait_event("commit", result="committed")
+    run.preempt()
+    assert run.wait_exit() in (75, 76)
+    committed = run.committed()
+    check_requeued(run, code=run.exit_codes()[0])
+    assert run.newest() == committed[-1]
+    run.verify()
+    took_ms = run.event("exit", attempt=0)["mono_ms"] - run.events("signal")[0]["mono_ms"]
+    assert took_ms < 5_000
+    check_resumed_at(run, committed[-1])

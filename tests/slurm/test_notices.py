@@ -1,0 +1,162 @@
+"""Signals that ask for a save, early, late and many at once, and saves that do not fit into the time that is left.
+
+Owns: rows 9 to 11 of the must-hold table and field cases 13, 26, 28, 29, 34 and 35.
+Must not: rely on which signal came; the same one means different things in different job states (docs/slurm.md section 1).
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.slurm_checks import (
+    BOTH,
+    check_no_step_lost,
+    check_older_stands,
+    check_out_before_the_kill,
+    check_requeued,
+    check_resumed_at,
+    check_saved,
+    notices,
+)
+from tests.support.slurm_stage import THEN, TRAPPED, instant, own_toy, toy_words
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.slurm_stage import Stage
+
+
+@pytest.mark.parametrize("proctrack", BOTH)
+def test_a_save_signal_saves_and_training_goes_on(new_stage: Callable[..., Stage], proctrack: str) -> None:
+    """Row 9 and field case 26: USR2, and USR1 with no end in sight, are committed while the job runs on without a lost step."""
+    stage = new_stage(proctrack=proctrack)
+    run = stage.submit("-p", "low", script=THEN)
+    stage.started()
+    for number, name in enumerate(("USR2", "USR1", "USR2"), 1):
+        run.cancel(f"--signal={name}")
+        step = run.wait_event("commit", number, result="committed")["step"]
+        run.wait_steps(step + 5)
+    run.verify()
+    assert len(set(run.committed())) == 3
+    assert run.steps() == list(range(1, len(run.steps()) + 1))
+    record = run.job()
+    assert (record["JobState"], record["Restarts"]) == ("RUNNING", "0")
+    assert run.exit_codes() == []
+    assert run.requeue_calls() == []
+
+
+@pytest.mark.parametrize("proctrack", BOTH)
+def test_a_storm_of_signals_during_one_save_is_one_save_and_one_requeue(new_stage: Callable[..., Stage], proctrack: str) -> None:
+    """Row 10: preempted, then TERM, CONT and USR1 again while the save runs; and field case 34: USR1, and TERM, TERM, CONT later."""
+    stage = new_stage(nodes=2, proctrack=proctrack, kill_wait=12)
+    preempted = stage.submit("-p", "low", toy="--save-ms 5000", script=TRAPPED)
+    warned = stage.submit("-p", "low", "-t", "5", toy="--save-ms 5000", script=TRAPPED)
+    stage.started()
+    warned.cancel("--signal=USR1")
+    preempted.preempt()
+    for run in stage.runs:
+        run.wait_event("rank_saving")
+    for name in ("TERM", "TERM", "CONT", "USR1", "TERM"):
+        for run in stage.runs:
+            run.cancel(f"--signal={name}")
+    for run in stage.runs:
+        run.wait_event("signal", 3)
+        check_requeued(run)
+        check_saved(run)
+        check_out_before_the_kill(run)
+        assert len(run.events("round_begun")) == 1
+        kills = [instant(notice["ts"]) + notice["left_ms"] / 1000 for notice in notices(run)[1:]]
+        assert all(later <= earlier + 0.1 for earlier, later in zip(kills, kills[1:], strict=False)), f"the kill moved away: {kills}"
+
+
+def test_a_notice_before_any_rank_has_attached_is_not_waited_out(new_stage: Callable[..., Stage]) -> None:
+    """Row 11: during the imports nobody can save; the older checkpoint stands and the job is back in the queue at once."""
+    stage = new_stage(nodes=2, proctrack="linuxproc")
+    toy = "--steps 100000 --step-ms 20 --log {log}"
+    imports = f"test -n \"$SLURM_RESTART_COUNT\" || exec sleep 300; exec {shlex.join(toy_words(toy))}"
+    older = stage.prepare("r1", "--every-steps 5", "--steps 7")
+    first = stage.submit("-p", "low", command=["bash", "-c", imports], script=TRAPPED)
+    nothing = stage.submit("-p", "low", command=["bash", "-c", imports], script=TRAPPED)
+    for run in stage.runs:
+        run.wait_event("command_started")
+        run.wait_event("look", why="start")
+    for run in stage.runs:
+        run.preempt()
+    for run, stands in ((first, older), (nothing, -1)):
+        check_requeued(run, code=76)
+        signal, gone = run.events("signal")[0], run.event("exit", attempt=0)
+        assert instant(gone["ts"]) - instant(signal["ts"]) < 3
+        assert "no rank had attached yet" in gone["line"]
+        check_older_stands(run, stands)
+        check_resumed_at(run, stands)
+
+
+def test_a_save_that_cannot_be_in_time_is_given_up_and_the_older_one_stands(new_stage: Callable[..., Stage]) -> None:
+    """Field cases 28 and 29: no safe point in an evaluation or a long step, a save longer than the grace; nothing partial stays."""
+    stage = new_stage(nodes=4, proctrack="linuxproc", grace=4)
+    evaluates = "--eval-every 20 --eval-ms 30000"
+    no_point = stage.submit("-p", "low", toy=evaluates, supervise="--every-steps 10", script=TRAPPED)
+    points = stage.submit("-p", "low", toy=f"{evaluates} --eval-safe-points 100", supervise="--every-steps 10", script=TRAPPED)
+    long_step = stage.submit("-p", "low", toy="--step-ms 30000", script=TRAPPED)
+    slow = stage.submit("-p", "low", command=own_toy("--faults-from 2 --save-ms 30000"), script=TRAPPED)
+    slow.wait_steps(3)
+    slow.cancel("--signal=USR2")
+    older = slow.wait_event("commit")["step"]
+    for run in (no_point, points):
+        run.wait_line("eval 20")
+    long_step.wait_event("rank_hello")
+    for run in stage.runs:
+        run.preempt()
+    check_requeued(points)
+    assert points.newest() == 20
+    check_resumed_at(points, 20)
+    for run, stands in ((no_point, 20), (long_step, -1), (slow, older)):
+        check_requeued(run, code=76)
+        check_out_before_the_kill(run)
+        assert run.newest() == stands
+        assert run.events("rank_late", rank=0)
+        assert "the time for the save is over" in run.events("round_given_up")[-1]["reason"]
+        run.verify()
+        check_resumed_at(run, stands)
+        assert not list(run.dir.glob(".partial-*"))
+
+
+def test_a_notice_in_the_middle_of_a_periodic_save_uses_it_or_saves_again(new_stage: Callable[..., Stage]) -> None:
+    """Field case 35: the running save is finished; with time for another one no step is lost, else only what came after it."""
+    stage = new_stage(nodes=2, proctrack="linuxproc")
+    roomy, tight = (
+        stage.submit("-p", where, toy="--save-ms 2500", supervise="--every-steps 30", script=TRAPPED) for where in ("low", "low0")
+    )
+    for run in stage.runs:
+        run.wait_line("saving 30")
+        run.preempt()
+    check_requeued(roomy)
+    check_requeued(tight, calls=0)
+    for run in stage.runs:
+        run.verify()
+        assert run.committed()[0] == 30
+        said = [word[0] for word in run.words() if word[0] in ("saving", "saved")]
+        assert said[: 2 * len(run.committed())] == ["saving", "saved"] * len(run.committed())
+    assert len(roomy.committed()) == 2
+    check_no_step_lost(roomy, roomy.committed()[-1])
+    before = tight.steps()
+    assert before[-1] - tight.committed()[-1] <= 2
+    check_resumed_at(tight, tight.committed()[-1])
+
+
+def test_a_handler_of_the_trainings_own_and_a_dying_side_process_change_nothing(new_stage: Callable[..., Stage]) -> None:
+    """Field cases 11 and 13: the own USR1 handler runs and so does ours; a broken pipe after the save is no failure of the save."""
+    stage = new_stage(nodes=2, proctrack="linuxproc")
+    handles = stage.submit("-p", "low", "-t", "5", command=own_toy("--own-usr1 --save-ms 500"), script=TRAPPED)
+    helped = stage.submit("-p", "low", command=own_toy("--side-process --save-ms 500"), script=TRAPPED)
+    stage.started()
+    handles.cancel("--signal=USR1")
+    helped.preempt()
+    for run in stage.runs:
+        check_requeued(run)
+        check_saved(run)
+    assert "own handler: USR1" in handles.lines()
+    assert "BrokenPipeError" in helped.output()
