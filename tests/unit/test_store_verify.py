@@ -144,7 +144,6 @@ def test_links_and_fifos_are_refused_even_when_nobody_reported_them(tmp_path: Pa
 @pytest.mark.parametrize(
     ("words", "verdict"),
     [
-        ([], Verdict.MISSING),
         ([*expected({"state.pt": b"x"}, rank=0), *expected({"state.pt": b"x"}, rank=1)], Verdict.MIXED),
         (expected({"../escape": b"x"}), Verdict.FOREIGN),
         (expected({"/etc/hostname": b"x"}), Verdict.FOREIGN),
@@ -156,9 +155,18 @@ def test_links_and_fifos_are_refused_even_when_nobody_reported_them(tmp_path: Pa
     ],
 )
 def test_words_that_cannot_be_true_are_refused(tmp_path: Path, words: list[Expected], verdict: Verdict) -> None:
-    """No file at all, a file of two ranks, a path out of the directory or a wrong digest fail the check."""
+    """A file of two ranks, a path out of the directory or a wrong digest fails the check."""
     report, entries = check_files(write(tmp_path, FILES), words)
     assert (report.verdict, entries) == (verdict, ())
+
+
+def test_files_that_nobody_named_count_and_no_file_at_all_does_not(tmp_path: Path) -> None:
+    """An own save of several ranks may name no file: what is there is the checkpoint; an empty directory is none."""
+    report, entries = check_files(write(tmp_path / "partial", FILES), [])
+    assert (report.verdict, {entry.rank for entry in entries}) == (Verdict.INTACT, {None})
+    (tmp_path / "empty").mkdir()
+    report, entries = check_files(tmp_path / "empty", [])
+    assert (report.verdict, entries) == (Verdict.MISSING, ())
 
 
 def test_a_saves_own_manifest_is_refused(tmp_path: Path) -> None:
