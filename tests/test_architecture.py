@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -20,10 +19,15 @@ ROOT = Path(__file__).resolve().parents[1]
 SUPERVISOR = ROOT / "supervisor" / "ckpt_supervisor"
 CLIENT = ROOT / "client" / "ckpt_client"
 MODULES = sorted([*SUPERVISOR.rglob("*.py"), *CLIENT.rglob("*.py")])
-EVERYTHING = sorted([*MODULES, *(ROOT / "deploy").rglob("*.py"), *(ROOT / "tests").rglob("*.py")])
+TEST_MODULES = sorted((ROOT / "tests").rglob("*.py"))
+EVERYTHING = sorted([*MODULES, *(ROOT / "deploy").rglob("*.py"), *TEST_MODULES])
+FORBIDDEN_IN_TESTS = re.compile(r"^time\.sleep$|mock|pytest\.mark\.(skip|xfail)|^pytest\.(skip|xfail)$|monkeypatch\.setattr")
 
-FILE_LINES_MAX = 450
+FILE_LINES_MAX = 400
+TEST_FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 60
+LONGER = {"machine.py": 470, "leaving.py": 460}
+"""Every phase names every event, and every way out every cause: that is better read in one place than cut in two."""
 
 PURE = [
     *sorted((SUPERVISOR / "core").glob("*.py")),
@@ -34,13 +38,21 @@ PURE = [
 ]
 IMPURE_MODULES = frozenset(
     {
-        "time", "datetime", "random", "os", "sys", "io", "pathlib", "subprocess", "socket", "threading", "logging", "zmq", "psutil",
-        "structlog", "signal", "secrets", "tempfile", "shutil", "select", "multiprocessing", "asyncio", "uuid",
+        "time", "datetime", "random", "os", "sys", "io", "pathlib", "subprocess", "socket", "threading", "logging", "zmq",
+        "psutil", "structlog", "signal", "secrets", "tempfile", "shutil", "select", "multiprocessing", "asyncio", "uuid",
     }
 )  # fmt: skip
+MAY_IMPORT = {"config_text.py": {"signal", "pathlib"}, "slurm_text.py": {"datetime"}}
+"""For their types and constants."""
+
+MAY_SLEEP = {"ctl.py", "slurm.py"}
+MAY_CATCH_ALL = {SUPERVISOR / "app.py": 1, SUPERVISOR / "lanes.py": 1, CLIENT / "attachment.py": 2}
+"""The bottom of the loop, which still requeues; a lane's work; the user's own save and load."""
+
 MAY_READ_ENVIRON = {SUPERVISOR / "cli.py", SUPERVISOR / "ctl.py", CLIENT / "hook.py", CLIENT / "loop.py"}
 
 
+@functools.cache
 def tree(path: Path) -> ast.Module:
     """The parsed module."""
     return ast.parse(path.read_text(), str(path))
@@ -99,70 +111,72 @@ def public_definitions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFuncti
                 yield from methods
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_every_module_and_public_name_says_what_it_is_for(path: Path) -> None:
-    """A docstring on each module, public class, function and method; protocols' empty methods inherit theirs."""
-    assert ast.get_docstring(tree(path)), "the module has no docstring"
-    bare = [
-        node.name
-        for node in public_definitions(path)
-        if not ast.get_docstring(node) and not is_stub(node) and not any("overload" in dotted(d) for d in node.decorator_list)
-    ]
+def test_every_module_and_public_name_says_what_it_is_for() -> None:
+    """A docstring on each module, public class, function and method; protocols' empty methods need none."""
+    bare = [name_of(path) for path in MODULES if not ast.get_docstring(tree(path))]
+    for path in MODULES:
+        undocumented = [node for node in public_definitions(path) if not ast.get_docstring(node) and not is_stub(node)]
+        bare += [f"{name_of(path)}: {node.name}" for node in undocumented]
     assert bare == []
 
 
 def is_stub(node: ast.AST) -> bool:
     """Whether a function is `...` only, as in a Protocol."""
     body = getattr(node, "body", [])
-    return len(body) == 1 and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant) and body[0].value.value is ...
+    value = body[0].value if len(body) == 1 and isinstance(body[0], ast.Expr) else None
+    return isinstance(value, ast.Constant) and value.value is ...
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_the_environment_is_read_at_the_edges_only(path: Path) -> None:
+def test_the_environment_is_read_at_the_edges_only() -> None:
     """`os.environ` in cli.py, ctl.py and where the client attaches; elsewhere it is an argument."""
-    names = used(tree(path))
-    reads = names & {"os.environ", "os.getenv", "os.environb", "os.getenvb", "os.putenv", "os.unsetenv"}
-    assert reads == set() or path in MAY_READ_ENVIRON, reads
+    reads = {"os.environ", "os.getenv", "os.environb", "os.getenvb", "os.putenv", "os.unsetenv"}
+    assert [name_of(path) for path in MODULES if used(tree(path)) & reads and path not in MAY_READ_ENVIRON] == []
 
 
-@pytest.mark.parametrize("path", PURE, ids=name_of)
-def test_the_pure_modules_know_no_clock_and_no_io(path: Path) -> None:
+def test_the_pure_modules_know_no_clock_and_no_io() -> None:
     """The core and the protocol are functions of their arguments, so that the simulator runs what the real thing runs."""
-    module = tree(path)
-    allowed = {"config_text.py": {"signal", "pathlib"}}.get(path.name, set())
-    assert set(imported(module)) & IMPURE_MODULES - allowed == set()
-    assert used(module) & {"open", "print", "input", "exec", "eval", "globals"} == set()
+    found = []
+    for path in PURE:
+        module = tree(path)
+        names = set(imported(module)) & IMPURE_MODULES | used(module) & {"open", "print", "input", "exec", "eval", "globals"}
+        names |= used(module) & {"datetime.datetime.now", "datetime.now", "Path.cwd", "Path.home"}
+        found += [f"{name_of(path)}: {name}" for name in names - MAY_IMPORT.get(path.name, set())]
+    assert found == []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_nothing_sleeps_or_waits_without_a_bound(path: Path) -> None:
-    """No periodic sleep anywhere but in `ckptctl log --follow`; no asyncio."""
-    sleeps = used(tree(path)) & {"time.sleep", "sleep", "asyncio.sleep"}
-    assert sleeps == set() or path.name == "ctl.py"
-    assert "asyncio" not in set(imported(tree(path)))
+def test_nothing_sleeps() -> None:
+    """The loop waits in its poll alone; `ckptctl log --follow` and the lane that reaps a scontrol look again after a pause."""
+    found = []
+    for path in MODULES:
+        module = tree(path)
+        found += [f"{name_of(path)}: {name}" for name in used(module) & {"time.sleep", "sleep"} if path.name not in MAY_SLEEP]
+        found += [f"{name_of(path)}: asyncio" for name in imported(module) if name == "asyncio"]
+    assert found == []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_nothing_happens_on_import(path: Path) -> None:
+def test_nothing_happens_on_import() -> None:
     """At the top of a module are definitions and constants; what is called there makes a value and touches nothing."""
-    touching = re.compile(r"^(os|sys|subprocess|socket|threading|signal|zmq|open|print|time|random|Path)\b")
-    pure_calls = ("os.sysconf", "signal.Signals", "threading.local", "re.compile")
-    calls = []
-    for statement in tree(path).body:
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.If):
-            continue
-        names = [dotted(node.func) for node in ast.walk(statement) if isinstance(node, ast.Call)]
-        calls += [name for name in names if touching.match(name) and not name.startswith(pure_calls)]
-    assert calls == []
+    touching = re.compile(r"(os|sys|subprocess|socket|threading|signal|zmq|open|print|time|random|Path)\b(?!\.Signals)")
+    found = []
+    for path in MODULES:
+        for statement in tree(path).body:
+            if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.If):
+                names = [dotted(node.func) for node in ast.walk(statement) if isinstance(node, ast.Call)]
+                found += [f"{name_of(path)}: {name}" for name in names if touching.match(name)]
+    assert found == []
 
 
-@pytest.mark.parametrize("path", EVERYTHING, ids=name_of)
-def test_files_and_functions_fit_into_a_head(path: Path) -> None:
+def test_files_and_functions_fit_into_a_head() -> None:
     """Bounds above the aim (300 lines, 50 lines), so that growth is noticed before it hurts."""
-    module = tree(path)
-    long = [f"{node.name}: {size}" for node in functions(module) if (size := body_lines(node)) > FUNCTION_LINES_MAX]
-    assert long == []
-    assert len(path.read_text().splitlines()) <= FILE_LINES_MAX
+    found = []
+    for path in EVERYTHING:
+        lines = len(path.read_text().splitlines())
+        most = TEST_FILE_LINES_MAX if path in TEST_MODULES else LONGER.get(path.name, FILE_LINES_MAX)
+        if lines > most:
+            found.append(f"{name_of(path)}: {lines} lines")
+        long = [(node.name, body_lines(node)) for node in functions(tree(path)) if body_lines(node) > FUNCTION_LINES_MAX]
+        found += [f"{name_of(path)}: {name}: {size} lines" for name, size in long]
+    assert found == []
 
 
 def body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -171,36 +185,38 @@ def body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return (node.end_lineno or 0) - node.lineno + 1 - inner
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_exceptions_are_caught_by_name(path: Path) -> None:
-    """No bare `except`; a broad one only where docs name it: the bottom of the loop, a lane's work, the user's own save."""
-    broad = []
-    for node in ast.walk(tree(path)):
+def test_exceptions_are_caught_by_name() -> None:
+    """No bare `except`; a broad one only where something has to go on whatever it was, a known number of times."""
+    found = []
+    for path in MODULES:
+        broad = list(broad_handlers(tree(path)))
+        if len(broad) > MAY_CATCH_ALL.get(path, 0):
+            found += [f"{name_of(path)}: {name}" for name in broad]
+    assert found == []
+
+
+def broad_handlers(module: ast.Module) -> Iterator[str]:
+    """Handlers that take every exception."""
+    for node in ast.walk(module):
         if isinstance(node, ast.ExceptHandler):
-            assert node.type is not None, f"bare except in line {node.lineno}"
-            names = [node.type] if not isinstance(node.type, ast.Tuple) else node.type.elts
-            broad += [f"{dotted(name)} in line {node.lineno}" for name in names if dotted(name) in ("Exception", "BaseException")]
-    allowed = {"app.py": 1, "lanes.py": 1}.get(path.name, 0) if path.is_relative_to(SUPERVISOR) else CLIENT_BROAD.get(path.name, 0)
-    assert len(broad) <= allowed, broad
+            types = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+            names = ["bare except" if item is None else dotted(item) for item in types]
+            broad = [name for name in names if name in ("bare except", "Exception", "BaseException")]
+            yield from (f"{name} in line {node.lineno}" for name in broad)
 
 
-CLIENT_BROAD = {"attachment.py": 2}
-"""The user's save and load functions may raise anything."""
-
-
-TEST_MODULES = [path for path in EVERYTHING if path.is_relative_to(ROOT / "tests")]
-FORBIDDEN_IN_TESTS = {"time.sleep", "mock.patch", "MagicMock", "unittest.mock", "pytest.mark.xfail", "pytest.mark.skip", "pytest.skip"}
-
-
-@pytest.mark.parametrize("path", TEST_MODULES, ids=name_of)
-def test_tests_neither_sleep_nor_pretend(path: Path) -> None:
-    """No sleep, no mock, nothing skipped or expected to fail; every test's docstring states its property."""
-    module = tree(path)
-    names = used(module)
-    assert names & FORBIDDEN_IN_TESTS == set()
-    assert not any(name.endswith("monkeypatch.setattr") for name in names)
-    bare = [node.name for node in functions(module) if node.name.startswith("test_") and not ast.get_docstring(node)]
-    assert bare == []
+def test_tests_neither_sleep_nor_pretend() -> None:
+    """No sleep, no mock, nothing expected to fail, nothing skipped where it could run; every test states its property."""
+    found = []
+    for path in TEST_MODULES:
+        module = tree(path)
+        names = {name for name in used(module) if FORBIDDEN_IN_TESTS.search(name)}
+        if path == ROOT / "tests" / "slurm" / "conftest.py":
+            names.discard("pytest.skip")  # Says why: no root, or no Slurm, on a machine that is not CI's.
+        found += [f"{name_of(path)}: {name}" for name in names]
+        tests = [node for node in functions(module) if node.name.startswith("test_")]
+        found += [f"{name_of(path)}: {node.name} has no docstring" for node in tests if not ast.get_docstring(node)]
+    assert found == []
 
 
 def test_the_console_scripts_exist() -> None:

@@ -32,15 +32,15 @@ from ckpt_supervisor.errands import LANES, LOOK_TIMEOUT_S, REQUEUE_TIMEOUT_S, Er
 from ckpt_supervisor.journal import Journal, Who
 from ckpt_supervisor.lanes import Lanes
 from ckpt_supervisor.launch import Launch, Started
-from ckpt_supervisor.shield import Shield, next_sweep_ms
+from ckpt_supervisor.shield import SETTLED_MS, Shield, next_sweep_ms
 from ckpt_supervisor.stderr import say
 from ckpt_supervisor.transport import Garbage
 
 EXIT_SOFTWARE = 70
 """EX_SOFTWARE of sysexits.h: a fault of the supervisor's own, after it has tried to requeue."""
 
-SWEEP_MS = 500
-"""The shield looks at the command's processes this often."""
+SWEEP_MS = 1_000
+"""The shield looks at the command's processes this often; half a millisecond of CPU a look is half of what we may cost."""
 
 FLUSH_MS = 2_000
 """At the end the journal gets this long to be written."""
@@ -217,10 +217,12 @@ class Supervisor:
             return
         quiet = self.state.notice is None and not self.signalled
         self.signalled = False
-        began_us = time.monotonic_ns() // 1_000
+        # CPU of this thread: on a busy machine, or while another thread imports, the clock on the wall says seconds.
+        began_us = time.thread_time_ns() // 1_000
         for pid in self.shield.sweep(children.descendants(self.launch.claims), now, quiet=quiet):
             self._log(Entry("termination_completed", "info", {"pid": pid}))
-        self.sweep_at_ms = now + max(SWEEP_MS, next_sweep_ms(time.monotonic_ns() // 1_000 - began_us))
+        cost_us = time.thread_time_ns() // 1_000 - began_us
+        self.sweep_at_ms = now + (SETTLED_MS if self.shield.is_waiting(now) else max(SWEEP_MS, next_sweep_ms(cost_us)))
 
     # --- what goes out --------------------------------------------------------------------------------------------------
 
@@ -260,6 +262,8 @@ class Supervisor:
         self._resume_from(resume)
         if self.state.phase is Phase.RUNNING and self.exit is None:
             self._started(*self.launch.start_command(resume.path, 0), resume, 0)
+            if resume.path:
+                self._carry_out(do.Prune())  # For the last round of the attempt before: in its grace there was no time.
 
     def _restart(self, restart: int) -> None:
         """Start again in place from the newest intact checkpoint."""

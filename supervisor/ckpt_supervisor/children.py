@@ -28,7 +28,8 @@ SYS_PIDFD_OPEN = 434
 EXIT_CANNOT_RUN = 126
 EXIT_NOT_FOUND = 127
 EXIT_STATUS_LOST = 1
-END_PASSES_MAX = 20
+END_PASSES_EMPTY = 2
+END_PASSES_MAX = 100
 """Looks at the tree while it is being ended: it may fork meanwhile."""
 
 _TERMINAL_SIGNALS = frozenset({signal.SIGINT, signal.SIGHUP})
@@ -293,15 +294,18 @@ def end_all(number: int, claims: Claims | None = None) -> list[int]:
     """
     hit: list[int] = []
     spared = claims.errands() if claims else frozenset()
+    nobody_new = 0
     for _ in range(END_PASSES_MAX):
         seen = {*hit, *spared}
         fresh = [pid for pid in procfs.descendants() if pid not in seen and procfs.state_of(pid) not in ("zombie", "gone")]
         sent = [pid for pid in fresh if _kill(pid, number)]
-        if not sent:
-            break
-        hit += sent
         for pid in sent:
             _kill(pid, signal.SIGCONT)
+        hit += sent
+        # Twice: a child whose parent dies during the walk moves, and may be missed once.
+        nobody_new = 0 if sent else nobody_new + 1
+        if nobody_new == END_PASSES_EMPTY:
+            break
     return hit
 
 

@@ -83,7 +83,9 @@ SPECS: tuple[_Spec, ...] = (
     _Spec("verify", "HOW", "full", as_.verify, "check before a commit: full (every byte) or structure (sizes and headers)"),
     _Spec("restarts", "N", "0", as_.count(0), "start the command again in place this often when it fails by itself"),
     _Spec("grace", "TIME", "30s", as_.positive_ms, "without Slurm: time from the signal to the kill"),
-    _Spec("kill-wait", "TIME", "auto", as_.optional(as_.positive_ms, "auto"), "Slurm's KillWait where it cannot be asked (else 30s)"),
+    _Spec(
+        "kill-wait", "TIME", "auto", as_.optional(as_.positive_ms, "auto"), "Slurm's KillWait if it cannot be asked (else 30s)"
+    ),
     _Spec("save-timeout", "TIME", "15m", as_.positive_ms, "give up a save that holds training longer than this"),
     _Spec("leave-timeout", "TIME", "auto", as_.optional(as_.positive_ms, "auto"), "time for training to end after the commit"),
     _Spec("notice-horizon", "TIME", "10m", as_.positive_ms, "a notice signal this far before the job's end saves, and goes on"),

@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument("--dir", metavar="DIR", help="checkpoint directory (default: $CKPT_SUPERVISE_DIR, else ./checkpoints)")
     common.add_argument("--json", action="store_true", help="one JSON value a line")
     kinds = made.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    ls = kinds.add_parser("ls", parents=[common], help="list the checkpoints, newest first")
+    ls = kinds.add_parser("ls", parents=[common], help="list the checkpoints, newest first; looks at names and sizes only")
     ls.set_defaults(run=_ls)
     latest = kinds.add_parser("latest", parents=[common], help="print the path of the newest intact checkpoint")
     latest.add_argument("--quick", action="store_true", help="look at sizes and structure only")

@@ -17,6 +17,8 @@ from ckpt_supervisor import store
 from ckpt_supervisor.config import Options
 from ckpt_supervisor.core.commands import Commit, Verify
 from ckpt_supervisor.core.events import CommitResult
+from ckpt_supervisor.core.policy import EXIT_INTERRUPTED
+from ckpt_supervisor.core.state import Kind
 
 if TYPE_CHECKING:
     from ckpt_supervisor.startup import Job
@@ -47,7 +49,7 @@ NOTHING = Resume("", -1, ())
 
 
 def choose(options: Options, epoch: int, progress: Callable[[int, int], None] | None) -> Resume:
-    """The newest intact checkpoint, with a word for each newer one that is not. Only damaged ones: a refusal, not a start from zero."""
+    """The newest intact checkpoint, with a word for each newer one. Only damaged ones: a refusal, not a start from zero."""
     choice = store.newest_intact(options.dir, mode=options.verify, progress=progress)
     lines = [
         f"passed over {candidate.path.name}: {report.verdict.value}: {report.reason}"
@@ -78,7 +80,7 @@ def choose(options: Options, epoch: int, progress: Callable[[int, int], None] | 
 def last_failure(directory: Path, job: str, epoch: int) -> str:
     """What kept the attempt before this one from saving, from its journal; "" if it saved, or if nothing can be read.
 
-    A save that needs more time than a notice gives is told at the next start, with both numbers, not only in a log that nobody reads.
+    A save that needs more time than a notice gives is told at the next start, with both numbers, not only in an unread log.
     """
     earlier = []
     for path in (directory / store.JOURNAL).glob("*.jsonl"):
@@ -91,18 +93,19 @@ def last_failure(directory: Path, job: str, epoch: int) -> str:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - JOURNAL_TAIL_BYTES))
         lines = [msgspec.json.decode(line) for line in file.read(JOURNAL_TAIL_BYTES).splitlines() if _is_whole(line)]
-    notice, begun = "", {}
+    notice, had, failure = "", "", ""
     for line in lines:
         match line.get("event"):
             case "notice":
                 notice = str(line.get("cause"))
-            case "round_begun":
-                begun = line
+            case "round_begun" | "round_turned" if line.get("kind") == Kind.LEAVE.value:
+                left_ms = line.get("save_left_ms")
+                had = f"; it had {left_ms / 1000:.1f} s for the save" if isinstance(left_ms, int) else ""
             case "leaving" if line.get("outcome") == "stale":
-                had_ms = begun.get("save_left_ms")
-                had = f"; it had {had_ms / 1000:.1f} s for the save" if isinstance(had_ms, int) else ""
-                return f"the attempt before this one could not save ({notice}): {line.get('reason')}{had}"
-    return ""
+                failure = f"the attempt before this one could not save ({notice}): {line.get('reason')}{had}"
+            case "exit" if line.get("code") in (0, EXIT_INTERRUPTED):
+                failure = ""  # Training came to its end all the same, or a late commit came through.
+    return failure
 
 
 def _is_whole(line: bytes) -> bool:

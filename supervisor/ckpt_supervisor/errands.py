@@ -27,7 +27,7 @@ LOOK_TIMEOUT_S = 12.0
 REQUEUE_TIMEOUT_S = 15.0
 CONFIG_TIMEOUT_S = 10.0
 
-LANES = ("slurm", "store", "prune", "journal", "meeting")
+LANES = ("slurm", "requeue", "store", "prune", "journal", "meeting")
 
 Errand = do.LookUp | do.Verify | do.Commit | do.DropPartial | do.Prune | do.Meet | do.CallRequeue
 
@@ -47,8 +47,8 @@ class Errands:
 
     def begin(self, kill_wait: Callable[[int], None]) -> None:
         """What is done once at the start, beside everything else."""
-        self.warn(startup.warnings(self._launch.job, self.scontrol is not None))
         epoch, options = self._launch.epoch, self._launch.options
+        self.warn(startup.warnings(self._launch.job, self.scontrol is not None, watched=options.lead.ms is not None))
         name = self._launch.job.name
         self._lanes.post("prune", "reading the journal before", lambda: disk.last_failure(options.dir, name, epoch), self._failed_before)
         self._lanes.post("prune", "sweeping", lambda: disk.sweep(options, epoch), self._pruned)
@@ -135,7 +135,8 @@ class Errands:
             else:
                 self._feed(ev.RequeueReturned(ev.RequeueResult[answer.kind.upper()], answer.reason))
 
-        self._lanes.post("slurm", "requeue", lambda: scontrol.requeue(REQUEUE_TIMEOUT_S), returned)
+        # Not in the lane of the looks: while this call hangs with its answer lost, a look tells that it was accepted.
+        self._lanes.post("requeue", "requeue", lambda: scontrol.requeue(REQUEUE_TIMEOUT_S), returned)
 
     def _verify(self, command: do.Verify) -> None:
         mode = "full" if command.full else "structure"

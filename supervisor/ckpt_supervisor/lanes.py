@@ -1,8 +1,8 @@
 """Worker threads for everything that touches a disk or Slurm: one lane each, so that a slow one holds up nothing else.
 
 Owns the threads and the way their results come back to the loop. Must not know what the work is. The threads are daemons: work
-that hangs on a dead file system never keeps the process from ending. Signals are blocked in them, so that the kernel gives those to
-the main thread.
+that hangs on a dead file system never keeps the process from ending. Signals are blocked in them, so that the kernel gives them
+to the main thread.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Where the supervised steps of one job meet: small files in the user's state directory, one a step.
 
 Owns those files. The last step that is done requeues the job, since a requeue ends the other steps' saves after KillWait
-(docs/slurm.md, section 2). Also how `ckptctl` finds a job's checkpoint directory. When the directory cannot be used the supervisor
-says so and goes on without. A file tells nothing about a dead process: its pid and start time are compared on the same host.
+(docs/slurm.md, section 2). Also how `ckptctl` finds a job's checkpoint directory. When the state directory cannot be used, the
+supervisor says so and goes on without. A file tells nothing about a dead process: its pid and start time are compared on the
+same host.
 """
 
 from __future__ import annotations

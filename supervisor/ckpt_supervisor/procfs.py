@@ -99,12 +99,14 @@ def children(pid: int) -> list[int] | None:
 def descendants(pid: int | None = None) -> list[int]:
     """Every process below this one (ourselves if none is named), parents before their children, zombies included."""
     root = os.getpid() if pid is None else pid
-    if children(os.getpid()) is None:
+    ours = children(os.getpid())
+    if ours is None:
         return by_psutil(root, recursive=True)
     found = [root]
     seen = {root}
     for parent in found:  # Grows while it is walked.
-        fresh = [child for child in children(parent) or () if child not in seen]
+        below = ours if parent == os.getpid() else children(parent) or ()
+        fresh = [child for child in below if child not in seen]
         seen.update(fresh)
         found += fresh
         if len(found) > DESCENDANTS_MAX:

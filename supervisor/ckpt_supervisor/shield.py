@@ -28,7 +28,7 @@ SWEEP_SHARE_MAX = 500
 
 
 class Shield:
-    """Call `sweep` a few times a second, and once with `quiet=False` whenever a signal came or a notice is in force."""
+    """Call `sweep` every second or so, sooner when it `is_waiting`; `quiet=False` when a signal came or a notice is in force."""
 
     def __init__(self) -> None:
         self._first_seen: dict[tuple[int, int], int] = {}
@@ -51,6 +51,10 @@ class Shield:
         due = [who for who, first_ms in self._first_seen.items() if now_ms - first_ms >= SETTLED_MS]
         return [who[0] for who in due if _end(who)]
 
+    def is_waiting(self, now_ms: int) -> bool:
+        """Whether a process was seen stuck for the first time: the next look is worth having as soon as it may end it."""
+        return any(now_ms - first_ms < SETTLED_MS for first_ms in self._first_seen.values())
+
     def _forget(self, looked_at: set[int], stuck: set[tuple[int, int]]) -> None:
         """Drop marks of processes that have taken their SIGTERM or are gone; a walk of the tree may miss one that lives."""
         for who in self._from_outside - stuck:
@@ -62,7 +66,7 @@ class Shield:
 def next_sweep_ms(cost_us: int) -> int:
     """How long to wait until the next sweep when the last one, with its walk of the tree, took this long.
 
-    A tree of 8 ranks with 100 threads each costs 4 ms a look; it is looked at every 2 s instead of every 0.4 s.
+    A tree of 8 ranks with 100 threads each costs 4 ms a look; it is looked at every 2 s.
     """
     return max(SETTLED_MS, cost_us * SWEEP_SHARE_MAX // 1000)
 

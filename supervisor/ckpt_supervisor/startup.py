@@ -66,14 +66,15 @@ def refusal(job: Job) -> str:
     slurm = job.slurm
     if slurm is not None and slurm.under_srun and slurm.ntasks > 1:
         return (
-            f"this step has {slurm.ntasks} tasks, and several supervisors in one step cannot agree on a checkpoint yet: start one task, "
-            "and the ranks below it, as in: srun --ntasks=1 ckpt-supervise -- torchrun --standalone --nproc-per-node N train.py"
+            f"this step has {slurm.ntasks} tasks, and several supervisors in one step cannot agree on a checkpoint yet: start "
+            "one task, and the ranks below it, as in: "
+            "srun --ntasks=1 ckpt-supervise -- torchrun --standalone --nproc-per-node N train.py"
         )
     return ""
 
 
-def warnings(job: Job, scontrol_found: bool) -> list[str]:
-    """What the environment alone shows to be wrong, with what to do about it."""
+def warnings(job: Job, scontrol_found: bool, watched: bool = True) -> list[str]:
+    """What the environment and the options alone show to be wrong, with what to do about it. `watched`: not --lead off."""
     slurm = job.slurm
     if slurm is None:
         return []
@@ -87,6 +88,11 @@ def warnings(job: Job, scontrol_found: bool) -> list[str]:
         lines.append(
             "scontrol was not found: causes and deadlines cannot be asked, and the job cannot be requeued from here; "
             "put Slurm's client tools on PATH, or use --requeue exit:N where the site has RequeueExit"
+        )
+    if not watched:
+        lines.append(
+            "the watch on the job's end is off (--lead off): unless sbatch --signal=USR1@90 or the like warns this step, the "
+            "first word of the time limit is the SIGTERM that ends it, and only KillWait is left for the save"
         )
     return lines
 

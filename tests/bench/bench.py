@@ -33,7 +33,9 @@ FIGURES: dict[str, Callable[[], list[Row]]] = {
 def main() -> int:
     """Measure what was asked for, all of it by default."""
     parser = argparse.ArgumentParser(prog="bench", description="measure the figures that README promises")
-    parser.add_argument("--only", action="append", choices=FIGURES, metavar="NAME", help=f"one of {', '.join(FIGURES)}; again for more")
+    parser.add_argument(
+        "--only", action="append", choices=FIGURES, metavar="NAME", help=f"one of {', '.join(FIGURES)}; again for more"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
     given = parser.parse_args()
     rows: list[Row] = []

@@ -74,4 +74,6 @@ def table(rows: Sequence[Row]) -> str:
         bar = "" if row.bar is None else f"<= {row.bar:g} {row.unit}".rstrip()
         lines.append((row.what, f"{row.measured:.4g} {row.unit}".rstrip(), bar, row.verdict, row.how))
     widths = [max(len(line[column]) for line in lines) for column in range(4)]
-    return "\n".join("  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[4]]) for line in lines)
+    return "\n".join(
+        "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[4]]) for line in lines
+    )

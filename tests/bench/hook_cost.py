@@ -55,7 +55,13 @@ def measure() -> list[Row]:
     return [
         Row("hook.step(), nothing asked", statistics.median(hook), "empty calls", BAR_CALLS, how),
         Row("  without a supervisor", alone, "empty calls", None, "the same rounds"),
-        Row("  steps() beyond `for i in range`", _beyond(loops, "steps", "range", statistics.median), "ns a step", None, "attached"),
+        Row(
+            "  steps() beyond `for i in range`",
+            _beyond(loops, "steps", "range", statistics.median),
+            "ns a step",
+            None,
+            "attached",
+        ),
     ]
 
 
@@ -76,7 +82,9 @@ def _trainer(kind: str) -> dict[str, list[float]]:
     """What one attached trainer measured: nanoseconds a call, by arm and round."""
     with tempfile.TemporaryDirectory(prefix="ckpt-bench-") as store, FakeSupervisor(Path(store)) as supervisor:
         report = f"{store}/laps.json"  # Not through the pipe, which is read at the end only.
-        child = supervisor.start(kind, str(ROUNDS), str(CALLS), report, script=("-m", "tests.bench.hook_cost"), PYTHONPATH=str(ROOT))
+        child = supervisor.start(
+            kind, str(ROUNDS), str(CALLS), report, script=("-m", "tests.bench.hook_cost"), PYTHONPATH=str(ROOT)
+        )
         supervisor.attached(child)
         supervisor.ended(child)
         laps: dict[str, list[float]] = json.loads(Path(report).read_text())

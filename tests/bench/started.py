@@ -72,7 +72,13 @@ def measure_idle() -> list[Row]:
             BAR_MEMORY_MB,
             f"journal open, one rank; {saved_kb * 1024 / 1e6:.1f} MB after a save",
         ),
-        Row("idle CPU", 100 * spent / lasted, "%", BAR_IDLE_PERCENT, f"{1000 * spent:.1f} ms of CPU in {lasted:.0f} s, all threads"),
+        Row(
+            "idle CPU",
+            100 * spent / lasted,
+            "%",
+            BAR_IDLE_PERCENT,
+            f"{1000 * spent:.1f} ms of CPU in {lasted:.0f} s, all threads",
+        ),
     ]
 
 

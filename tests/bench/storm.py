@@ -49,7 +49,11 @@ def measure() -> list[Row]:
 def receive(count: int, seed: int) -> None:
     """Be the loop, until the sender has ended."""
     chance = random.Random(seed)
-    with SignalInbox(extra=proc_storm.KINDS) as inbox, Lanes(("store",)) as lanes, Transport([tempfile.gettempdir()]) as transport:
+    with (
+        SignalInbox(extra=proc_storm.KINDS) as inbox,
+        Lanes(("store",)) as lanes,
+        Transport([tempfile.gettempdir()]) as transport,
+    ):
         argv = [sys.executable, proc_storm.__file__, "send", str(os.getpid()), str(count), str(seed)]
         sender = subprocess.Popen(argv, stdin=subprocess.PIPE)
         assert sender.stdin is not None

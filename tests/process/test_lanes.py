@@ -1,4 +1,4 @@
-"""Worker lanes: slow work in one holds up neither the loop nor the others, faults come back as data, hanging work never keeps us."""
+"""Worker lanes: slow work holds up neither the loop nor other lanes, faults come back as data, hanging work keeps nobody."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_a_signal_saves_verifies_commits_and_leaves_with_75(tmp_path: Path, numb
         assert run.code() == 75, run.story()
         done = run.toy_steps()[-1]
         assert run.intact() == [done]
-        assert os.readlink(run.dir / "latest") == f"step-{done:09d}"
+        assert str((run.dir / "latest").readlink()) == f"step-{done:09d}"
         (line,) = run.err.splitlines()
         assert line.startswith(f"ckpt-supervise: {number.name}; step {done} is committed; there is no Slurm")
         assert line.endswith("start the same command again to go on from there")
@@ -203,7 +203,9 @@ def test_the_commands_own_status_is_passed_on(tmp_path: Path, command: Sequence[
         assert len(run.err.splitlines()) <= 2
 
 
-@pytest.mark.parametrize(("knobs", "code"), [((), 0), (("--exit-code", 1), 1), (("--exit-code", 77), 77), (("--end-signal", "SEGV"), 139)])
+@pytest.mark.parametrize(
+    ("knobs", "code"), [((), 0), (("--exit-code", 1), 1), (("--exit-code", 77), 77), (("--end-signal", "SEGV"), 139)]
+)
 def test_a_trainers_own_end_is_its_own(tmp_path: Path, knobs: Sequence[object], code: int) -> None:
     """Training that attached, ended its loop and exits: its status, no save, no word of an interruption."""
     with trained(tmp_path, "--steps", 5, *knobs) as run:
@@ -244,7 +246,7 @@ def test_a_requeue_by_exit_status_leaves_with_that_status(tmp_path: Path) -> Non
 
 
 def test_a_shell_between_does_not_keep_anything_from_working(tmp_path: Path) -> None:
-    """`bash -c "python ...; true"`: the trainer attaches and saves, and what the shell does afterwards hides nothing (field case 16)."""
+    """`bash -c "python ...; true"`: the trainer attaches and saves, and the shell's own status hides nothing (field case 16)."""
     words = " ".join(toy("--log", tmp_path / "toy.log", *FOREVER))
     with supervised(tmp_path, ["bash", "-c", f"{words}; true"]) as run:
         run.reached(5)
@@ -264,7 +266,7 @@ def test_the_death_of_a_shell_between_orphans_nobody(tmp_path: Path) -> None:
 
 
 def test_a_broadcast_to_every_process_reaches_only_the_supervisor(tmp_path: Path) -> None:
-    """As with proctrack/linuxproc: TERM and USR1 go to the trainer and its children too, which have no handler, and nothing dies."""
+    """As with proctrack/linuxproc: TERM and USR1 go to the trainer and its children too, without handlers, and nothing dies."""
     script = "import subprocess, sys\nchild = subprocess.Popen(['sleep', '600'])\nprint('child', child.pid, flush=True)\n"
     script += "import runpy\nsys.argv = sys.argv[1:]\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
     _, program, *words = toy("--log", tmp_path / "toy.log", *FOREVER, "--save-ms", 800)
@@ -281,7 +283,7 @@ def test_a_broadcast_to_every_process_reaches_only_the_supervisor(tmp_path: Path
 
 
 def test_a_supervisor_that_is_killed_takes_the_command_with_it_and_leaves_a_whole_journal(tmp_path: Path) -> None:
-    """SIGKILL of the supervisor: no orphan trains on, the journal ends in a whole line, and the next start resumes (field case 55)."""
+    """No orphan trains on, the journal ends in a whole line, and the next start resumes (field case 55)."""
     with trained(tmp_path, *FOREVER, options=["--every-steps", 10]) as run:
         run.event("commit", step=20)
         trainer = run.toy_pid()
@@ -296,7 +298,7 @@ def test_a_supervisor_that_is_killed_takes_the_command_with_it_and_leaves_a_whol
     with trained(tmp_path, "--steps", newest + 3) as run:
         assert run.code() == 0, run.story()
         assert run.said(rf"^ready pid \d+ at {newest} ")
-        assert [path.name for path in run.journals()][0] == first.name
+        assert run.journals()[0] == first
         assert len(run.journals()) == 2
         assert first.read_bytes() == before, "the journal of the first start was touched (field case 53)"
         assert list(run.dir.glob(".partial-*")) == []
@@ -354,7 +356,9 @@ def test_nothing_of_a_run_is_left_but_its_directory(tmp_path: Path) -> None:
     """No socket, no process, no state file; and the command finds the environment it is promised."""
     place = tmp_path / "tmp"
     place.mkdir()
-    script = "import os; print(*[f'{k}={v}' for k, v in sorted(os.environ.items()) if k.startswith('CKPT_')], sep='\\n', flush=True)"
+    script = (
+        "import os; print(*[f'{k}={v}' for k, v in sorted(os.environ.items()) if k.startswith('CKPT_')], sep='\\n', flush=True)"
+    )
     with supervised(tmp_path, [sys.executable, "-c", script], env={"TMPDIR": str(place), "HOME": str(place)}) as run:
         assert run.code() == 0, run.story()
         given = dict(line.split("=", 1) for line in run.out.splitlines())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -31,7 +32,7 @@ def test_every_steps_saves_at_multiples_and_keep_keeps_the_newest(tmp_path: Path
         assert run.code() == 0, run.story()
         assert [event["step"] for event in run.events("commit")] == [10, 20, 30, 40, 50, 60]
         assert run.intact() == run.steps() == [40, 50, 60]
-        assert os.readlink(run.dir / "latest") == "step-000000060"
+        assert str((run.dir / "latest").readlink()) == "step-000000060"
         assert [name for event in run.events("pruned") for name in event["removed"]] == [f"step-{n:09d}" for n in (10, 20, 30)]
         assert run.toy_steps() == list(range(1, 66))
         assert {event["kind"] for event in run.events("round_begun")} == {"periodic"}
@@ -45,7 +46,7 @@ def test_every_saves_by_time(tmp_path: Path) -> None:
         run.signal(signal.SIGTERM)
         assert run.code() == 75, run.story()
         begun = [event["mono_ms"] for event in run.events("round_begun", kind="periodic")]
-        assert all(after - before >= 400 for before, after in zip(begun, begun[1:], strict=False)), begun
+        assert all(after - before >= 400 for before, after in itertools.pairwise(begun)), begun
         assert run.intact()[-1] == run.toy_steps()[-1]
 
 
@@ -78,7 +79,7 @@ def test_the_first_run_appends_nothing_and_the_second_one_the_path(tmp_path: Pat
 
 @pytest.mark.parametrize("there", ["nothing", "empty", "leftovers"])
 def test_a_directory_without_checkpoints_starts_from_scratch(tmp_path: Path, there: str) -> None:
-    """Missing, empty, or with half-written leftovers of an earlier start, which are swept: nothing is appended (field case 59)."""
+    """Missing, empty, or with half-written leftovers, which are swept: nothing is appended (field case 59)."""
     place = tmp_path / "a" / "b" / "ckpt"
     if there != "nothing":
         place.mkdir(parents=True)
@@ -95,7 +96,7 @@ def test_a_directory_without_checkpoints_starts_from_scratch(tmp_path: Path, the
 
 
 def test_the_newest_intact_one_is_chosen_and_what_was_passed_over_is_named(tmp_path: Path) -> None:
-    """A flipped bit, a missing file, no manifest: fallback to the one before, with a word for each, on stderr and in the journal."""
+    """A flipped bit, a missing file, no manifest: the one before is taken, with a word for each on stderr and in the journal."""
     place = tmp_path / "ckpt"
     for step in (90, 100, 110, 120):
         committed(place, step)
@@ -142,7 +143,7 @@ def test_a_damaged_checkpoint_of_the_same_step_is_put_aside_not_kept(tmp_path: P
         assert run.code() == 0, run.story()
         assert run.intact() == [5, 10]
         assert "put aside" in run.event("commit", step=10)["reason"]
-        assert [name for name in os.listdir(place) if "damaged" in name]
+        assert [path for path in place.iterdir() if "damaged" in path.name]
 
 
 def test_restarts_start_the_command_again_in_place_from_the_checkpoint(tmp_path: Path) -> None:
@@ -165,7 +166,7 @@ def test_a_restart_helps_a_command_that_fails_once_and_a_notice_after_it_saves(t
         run.reached(5)
         run.signal(signal.SIGTERM)
         assert run.code() == 75, run.story()
-        assert [event["code"] for event in run.events("command_exited")][0] == 3
+        assert run.events("command_exited")[0]["code"] == 3
         assert run.intact() == [run.toy_steps()[-1]]
 
 
@@ -175,7 +176,9 @@ def test_a_killed_trainer_is_started_again_with_a_new_process_for_the_same_rank(
         run.event("commit", step=10)
         first = run.toy_pid()
         os.kill(first, signal.SIGKILL)
-        second = eventually(lambda: [e["rank_pid"] for e in run.events("rank_hello") if e["rank_pid"] != first], "a second rank")[0]
+        second = eventually(lambda: [e["rank_pid"] for e in run.events("rank_hello") if e["rank_pid"] != first], "a second rank")[
+            0
+        ]
         seen = len(run.events("commit"))
         eventually(lambda: len(run.events("commit")) > seen, "a periodic save of the second process")
         run.signal(signal.SIGTERM)
@@ -211,7 +214,7 @@ def test_each_start_has_a_journal_of_its_own_and_ckptctl_reads_them_all(tmp_path
     for path in paths:
         assert re.fullmatch(r"local-.*-0-local-\d+-0\.jsonl", path.name)
     lines = run.events()
-    assert [line["event"] for line in lines][0] == "command_started"
+    assert lines[0]["event"] == "command_started"
     assert lines[-1]["event"] == "exit"
     stamps = [datetime.fromisoformat(line["ts"].replace("Z", "+00:00")) for line in lines]
     assert stamps == sorted(stamps)

@@ -58,7 +58,7 @@ def interrupted_at(run: Run, n: int, number: signal.Signals) -> int:
 
 @pytest.mark.parametrize("way", ["python", "torchrun"])
 def test_weights_after_three_interruptions_are_bit_identical(tmp_path: Path, way: str) -> None:
-    """Model, AdamW, schedule and the random numbers of Python, numpy and torch: the bytes of the result are the same (rows 17, 18)."""
+    """Model, AdamW, schedule, random numbers of Python, numpy and torch: the same bytes as a run of one piece (rows 17, 18)."""
     with trained(tmp_path / "whole", way, "--steps", STEPS) as run:
         assert run.code(120) == 0, run.story()
     at = 0
@@ -86,7 +86,7 @@ def test_every_usual_way_to_start_training_attaches_and_is_saved(tmp_path: Path,
 
 
 def test_loader_workers_survive_a_broadcast_and_the_save(tmp_path: Path) -> None:
-    """TERM to every process, as with proctrack/linuxproc: torch's workers do not die of it, and all of them are gone afterwards."""
+    """TERM to every process, as with proctrack/linuxproc: torch's workers do not die of it, and all are gone afterwards."""
     with trained(tmp_path, "python", "--steps", 1_000_000, "--workers", 2, "--save-ms", 500) as run:
         run.reached(5)
         below = descendants(run.pid)

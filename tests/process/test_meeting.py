@@ -24,15 +24,15 @@ from ckpt_supervisor.meeting import Meeting, state_directory
 def step_program(state: str, job: str, step_id: str, attempt: str) -> None:
     """One supervised step, driven by stdin."""
     meeting = Meeting(Path(state), job, step_id, int(attempt), f"/ckpt/{step_id}")
-    print(f"announced {meeting.announce('running')}", flush=True)  # noqa: T201
+    print(f"announced {meeting.announce('running')}", flush=True)
     for line in sys.stdin:
         if line == "ready\n":
-            print(json.dumps(dataclasses.asdict(meeting.meet())), flush=True)  # noqa: T201
+            print(json.dumps(dataclasses.asdict(meeting.meet())), flush=True)
         elif line == "announce\n":
-            print(f"announced {meeting.announce('running')}", flush=True)  # noqa: T201
+            print(f"announced {meeting.announce('running')}", flush=True)
         elif line == "withdraw\n":
             meeting.withdraw()
-            print("withdrawn", flush=True)  # noqa: T201
+            print("withdrawn", flush=True)
         else:
             return
 

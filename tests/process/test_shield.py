@@ -50,8 +50,10 @@ def test_a_stuck_termination_is_completed_after_two_looks(processes: Processes) 
     pids = [process.pid, other.pid]
     process.terminate()
     assert shield.sweep(pids, 1_000, quiet=True) == []
+    assert shield.is_waiting(1_000)
     assert shield.sweep(pids, 1_000 + SETTLED_MS - 1, quiet=True) == []
     assert procfs.state_of(process.pid) == "running"
+    assert not shield.is_waiting(1_000 + SETTLED_MS)
     assert shield.sweep(pids, 1_000 + SETTLED_MS, quiet=True) == [process.pid]
     assert process.wait(BOUND_S) == -signal.SIGKILL
     assert procfs.state_of(other.pid) == "running"

@@ -109,16 +109,18 @@ def test_a_blocked_mask_of_whoever_started_us_does_not_make_us_deaf() -> None:
 def test_under_nohup_hangup_stays_ignored() -> None:
     """Who says nohup wants SIGHUP ignored, by us and by the command."""
     script = """
-        import json, os, select, signal
+        import json, os, select, signal, sys
         from ckpt_supervisor.signals import SignalInbox
         with SignalInbox() as inbox:
             os.kill(os.getpid(), signal.SIGHUP)
             os.kill(os.getpid(), signal.SIGUSR1)
             print(json.dumps([inbox.drain(), signal.SIGHUP in inbox.handled]), flush=True)
+            sys.stdin.readline()
             os.execvp("grep", ["grep", "SigIgn", "/proc/self/status"])
     """
     with Stage(script, wrapper=("nohup",)) as stage:
         assert stage.said() == [[signal.SIGUSR1], False]
+        stage.say()
         assert stage.process.stdout is not None
         line = stage.process.stdout.readline().split()
         assert int(line[1], 16) >> (signal.SIGHUP - 1) & 1

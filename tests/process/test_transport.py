@@ -1,7 +1,8 @@
 """The socket to the ranks, with real processes at its other end: who is believed, what garbage does, where it finds a place.
 
 The file is also the program of such a process: `python test_transport.py ENDPOINT` is a DEALER named after its pid (or after
-the second argument) that sends what it reads, one message of hex frames a line (0xc1*500 is 500 times that byte), and prints what it receives.
+the second argument) that sends what it reads, one message of hex frames a line, and prints what it receives. 0xc1*500 is 500
+times that byte.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import pytest
 import zmq
 from ckpt_client import wire
 from ckpt_client.wire import Position, Who
-from ckpt_supervisor.transport import PATH_BYTES_MAX, Garbage, NoPlace, Transport
+from ckpt_supervisor.transport import Garbage, NoPlace, Transport
 
 BOUND_S = 30
 OWN_PART = len("/ckpt-12345678/s")
@@ -244,7 +245,7 @@ def test_a_path_that_is_too_long_for_a_socket_falls_on_to_the_next_place(path_by
 @contextlib.contextmanager
 def short_directory() -> Iterator[Path]:
     """A directory with a short path; pytest's own may be too long for the lengths that matter here."""
-    place = Path(f"/tmp/t{os.getpid()}")  # noqa: S108
+    place = Path(f"/tmp/t{os.getpid()}")
     place.mkdir(mode=0o700)
     try:
         yield place
@@ -317,7 +318,7 @@ print(*[path.name for place in sys.argv[1:] for path in Path(place).glob("ckpt-*
 
 @pytest.mark.parametrize(("inodes", "empties"), [(100, 0), (6, 99), (6, 3)], ids=["no bytes", "no inodes", "one inode"])
 def test_a_full_tmpdir_does_not_keep_a_run_from_starting(tmp_path: Path, inodes: int, empties: int) -> None:
-    """With no byte left a socket still has room; with no inode, or one for the directory but none for the socket, the next place does."""
+    """With no byte left a socket still has room; with no inode, or one for the directory only, the next place has."""
     assert os.geteuid() == 0, "mounting a small file system takes root"
     full, other = tmp_path / "full", tmp_path / "other"
     full.mkdir()

@@ -272,7 +272,8 @@ class Checks:
         world = self.world
         self.was_killed = True
         told = self.notice_ms is not None and world.now - self.notice_ms >= MIN_NOTICE_MS
-        if told and not world.slurm.trouble and not world.options.has("unkillable"):
+        stays = world.slurm.trouble and world.supervisor.state.phase.name == "REQUEUEING"
+        if told and not stays and not world.options.has("unkillable"):
             self.broken("late", f"killed in {world.supervisor.state.phase.name} before it was out")
 
     def exited(self, code: int, line: str) -> None:
@@ -317,7 +318,8 @@ class Checks:
         slurm, options, policy = world.slurm, world.options, world.supervisor.policy
         if code not in (75, 76) or not policy.can_look or options.requeue != "auto" or slurm.cancelled_ms is not None:
             return
-        if slurm.batch and slurm.requeue_flag and not slurm.requeued and not slurm.trouble:
+        stayed = world.now >= world.supervisor.state.notice.kill_at_ms + STAY_MS
+        if slurm.batch and slurm.requeue_flag and not slurm.requeued and not slurm.denied and not stayed:
             self.broken("lost", "left, and the job was not requeued")
         if self.accepted_ms is None or slurm.term_due_ms is None or self.term_ms >= slurm.term_due_ms or options.has("storm"):
             return

@@ -31,9 +31,7 @@ class Command:
     def _start(self) -> None:
         self.gates.clear()
         generation = self.restart * RESTARTS_APART + self.elastic
-        self.processes = [
-            Process(self.world, self, rank, generation, self._hooked(rank)) for rank in range(self.options.ranks)
-        ]
+        self.processes = [Process(self.world, self, rank, generation, self._hooked(rank)) for rank in range(self.options.ranks)]
 
     def _hooked(self, rank: int) -> bool:
         if self.options.has("alone"):

@@ -111,4 +111,6 @@ def _periodic(checks: Checks) -> None:
     wanted = [n for n in range(start + 1, reached) if n % options.every_steps == 0]
     missing = [n for n in wanted if n not in world.disk.committed]
     if missing and options.every_steps * options.step_ms > 100:
-        checks.broken("periodic", f"steps {missing} were to be saved on the way to {reached}, committed are {sorted(world.disk.committed)}")
+        checks.broken(
+            "periodic", f"steps {missing} were to be saved on the way to {reached}, committed are {sorted(world.disk.committed)}"
+        )

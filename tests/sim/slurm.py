@@ -39,6 +39,8 @@ class Slurm:
         self.answered = False
         self.trouble = world.options.has("cannot_look")
         """Slurm has been slow or silent: whoever stays because the requeue is not known is right to stay."""
+        self.denied = False
+        """A look has said that there is no such job."""
         self.away_from_ms = self.away_until_ms = -1
         if world.options.has("away") or world.options.has("frozen"):
             self.away_from_ms = world.options.story_ms + world.rng.randrange(-2_000, 4_000)
@@ -74,6 +76,7 @@ class Slurm:
 
     def _no_view(self, arguments: tuple[str, bool]) -> None:
         why, definite = arguments
+        self.denied = self.denied or definite
         self.world.supervisor.looked(self.world.code.core.views.NoView("cannot be reached", definite), why, self.world.now)
 
     def _snapshot(self, arguments: tuple[str, int]) -> None:
@@ -134,7 +137,12 @@ class Slurm:
     def put_back(self, delay_ms: int, terms: int = 1) -> None:
         """The job is requeued, by whomever."""
         first = self.kill_ms is None
-        fields = {"state": "COMPLETING", "reason": self.world.rng.choice(("None", "BeginTime")), "preempt_ms": None, "end_ms": None}
+        fields = {
+            "state": "COMPLETING",
+            "reason": self.world.rng.choice(("None", "BeginTime")),
+            "preempt_ms": None,
+            "end_ms": None,
+        }
         self.restarts += 1
         self._change(fields)
         if first:

@@ -30,7 +30,7 @@ FAULTS = {
 def test_a_rank_that_fails_in_mid_save_is_named_and_the_older_checkpoint_stands(
     new_stage: Callable[..., Stage], proctrack: str
 ) -> None:
-    """Row 12: killed, stopped, failing and hanging saves: named in the journal, out before the kill, requeued, resumed from before."""
+    """Row 12: killed, stopped, failing and hanging saves are named; out before the kill, requeued, resumed from before."""
     stage = new_stage(nodes=len(FAULTS), proctrack=proctrack, grace=4)
     for fault in FAULTS:
         stage.submit("-p", "low", command=own_toy(f"--faults-from 2 {fault}"), script=TRAPPED)
@@ -56,7 +56,7 @@ def test_a_rank_that_fails_in_mid_save_is_named_and_the_older_checkpoint_stands(
 def test_a_job_whose_node_dies_goes_on_elsewhere_from_the_last_periodic_checkpoint(
     new_stage: Callable[..., Stage], proctrack: str
 ) -> None:
-    """Row 8 and field case 55: SIGKILL of slurmd, slurmstepd, supervisor and trainer; the other node resumes what was committed."""
+    """Row 8 and field case 55: SIGKILL of slurmd, slurmstepd, supervisor, trainer: another node resumes what was committed."""
     stage = new_stage(nodes=2, proctrack=proctrack)
     run = stage.submit("-p", "low", supervise="--every-steps 20 --resume-arg=--resume-from", anywhere=True, script=TRAPPED)
     run.wait_event("commit", 2, result="committed")
@@ -75,7 +75,7 @@ def test_a_job_whose_node_dies_goes_on_elsewhere_from_the_last_periodic_checkpoi
 
 
 def test_a_rank_that_ends_at_the_notice_does_not_hold_the_others(new_stage: Callable[..., Stage]) -> None:
-    """Field case 61: rank 0 has a TERM handler of its own and exits 0 at once; rank 1 is not waited for, and the job comes back."""
+    """Field case 61: rank 0 exits 0 at once by a TERM handler of its own; rank 1 is not waited for, and the job comes back."""
     stage = new_stage(proctrack="linuxproc")
     run = stage.submit("-p", "low", command=own_toy("--ranks=2 --ends-on-term 0"), supervise="--every-steps 20", script=TRAPPED)
     run.wait_event("commit", result="committed")

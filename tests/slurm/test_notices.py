@@ -6,6 +6,7 @@ Must not: rely on which signal came; the same one means different things in diff
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,6 @@ import pytest
 
 from tests.support.slurm_checks import (
     BOTH,
-    check_no_step_lost,
     check_older_stands,
     check_out_before_the_kill,
     check_requeued,
@@ -50,7 +50,7 @@ def test_a_save_signal_saves_and_training_goes_on(new_stage: Callable[..., Stage
 
 @pytest.mark.parametrize("proctrack", BOTH)
 def test_a_storm_of_signals_during_one_save_is_one_save_and_one_requeue(new_stage: Callable[..., Stage], proctrack: str) -> None:
-    """Row 10: preempted, then TERM, CONT and USR1 again while the save runs; and field case 34: USR1, and TERM, TERM, CONT later."""
+    """Row 10: preempted, and TERM, TERM, CONT, USR1 while the save runs; and field case 34: USR1 first, and then all those."""
     stage = new_stage(nodes=2, proctrack=proctrack, kill_wait=12)
     preempted = stage.submit("-p", "low", toy="--save-ms 5000", script=TRAPPED)
     warned = stage.submit("-p", "low", "-t", "5", toy="--save-ms 5000", script=TRAPPED)
@@ -69,14 +69,14 @@ def test_a_storm_of_signals_during_one_save_is_one_save_and_one_requeue(new_stag
         check_out_before_the_kill(run)
         assert len(run.events("round_begun")) == 1
         kills = [instant(notice["ts"]) + notice["left_ms"] / 1000 for notice in notices(run)[1:]]
-        assert all(later <= earlier + 0.1 for earlier, later in zip(kills, kills[1:], strict=False)), f"the kill moved away: {kills}"
+        assert all(later <= earlier + 0.1 for earlier, later in itertools.pairwise(kills)), f"the kill moved away: {kills}"
 
 
 def test_a_notice_before_any_rank_has_attached_is_not_waited_out(new_stage: Callable[..., Stage]) -> None:
     """Row 11: during the imports nobody can save; the older checkpoint stands and the job is back in the queue at once."""
     stage = new_stage(nodes=2, proctrack="linuxproc")
     toy = "--steps 100000 --step-ms 20 --log {log}"
-    imports = f"test -n \"$SLURM_RESTART_COUNT\" || exec sleep 300; exec {shlex.join(toy_words(toy))}"
+    imports = f'test -n "$SLURM_RESTART_COUNT" || exec sleep 300; exec {shlex.join(toy_words(toy))}'
     older = stage.prepare("r1", "--every-steps 5", "--steps 7")
     first = stage.submit("-p", "low", command=["bash", "-c", imports], script=TRAPPED)
     nothing = stage.submit("-p", "low", command=["bash", "-c", imports], script=TRAPPED)
@@ -95,7 +95,7 @@ def test_a_notice_before_any_rank_has_attached_is_not_waited_out(new_stage: Call
 
 
 def test_a_save_that_cannot_be_in_time_is_given_up_and_the_older_one_stands(new_stage: Callable[..., Stage]) -> None:
-    """Field cases 28 and 29: no safe point in an evaluation or a long step, a save longer than the grace; nothing partial stays."""
+    """Field cases 28 and 29: no safe point in an evaluation or a long step, a save longer than the grace."""
     stage = new_stage(nodes=4, proctrack="linuxproc", grace=4)
     evaluates = "--eval-every 20 --eval-ms 30000"
     no_point = stage.submit("-p", "low", toy=evaluates, supervise="--every-steps 10", script=TRAPPED)
@@ -135,20 +135,20 @@ def test_a_notice_in_the_middle_of_a_periodic_save_uses_it_or_saves_again(new_st
         run.preempt()
     check_requeued(roomy)
     check_requeued(tight, calls=0)
-    for run in stage.runs:
+    for run, saves in ((roomy, 2), (tight, 1)):
         run.verify()
-        assert run.committed()[0] == 30
+        committed = [entry["step"] for entry in run.events("commit", attempt=0, result="committed")]
+        assert committed[0] == 30
+        assert len(committed) == saves
         said = [word[0] for word in run.words() if word[0] in ("saving", "saved")]
-        assert said[: 2 * len(run.committed())] == ["saving", "saved"] * len(run.committed())
-    assert len(roomy.committed()) == 2
-    check_no_step_lost(roomy, roomy.committed()[-1])
-    before = tight.steps()
-    assert before[-1] - tight.committed()[-1] <= 2
-    check_resumed_at(tight, tight.committed()[-1])
+        assert said[: 2 * saves] == ["saving", "saved"] * saves
+        check_resumed_at(run, committed[-1])
+        again = len(run.steps()) - len(set(run.steps()))
+        assert again <= (0 if run is roomy else 2)
 
 
 def test_a_handler_of_the_trainings_own_and_a_dying_side_process_change_nothing(new_stage: Callable[..., Stage]) -> None:
-    """Field cases 11 and 13: the own USR1 handler runs and so does ours; a broken pipe after the save is no failure of the save."""
+    """Field cases 11 and 13: the own USR1 handler runs and so does ours; a broken pipe after the save is no failure of it."""
     stage = new_stage(nodes=2, proctrack="linuxproc")
     handles = stage.submit("-p", "low", "-t", "5", command=own_toy("--own-usr1 --save-ms 500"), script=TRAPPED)
     helped = stage.submit("-p", "low", command=own_toy("--side-process --save-ms 500"), script=TRAPPED)

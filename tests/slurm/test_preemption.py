@@ -109,7 +109,7 @@ def test_the_cause_does_not_depend_on_the_signal_that_the_site_sends(new_stage: 
 
 
 def test_every_kind_of_command_attaches_all_its_ranks_and_saves_them(new_stage: Callable[..., Stage]) -> None:
-    """Row 18: python, a shell that stays between, and torchrun with two ranks; on linuxproc, where the signal reaches them all."""
+    """Row 18: python, a shell that stays between, and torchrun with two ranks, where the signal reaches every process."""
     stage = new_stage(nodes=3, proctrack="linuxproc")
     words = ["--steps", "100000", "--step-ms", "20", "--log", "{log}"]
     shell = f"{shlex.join(toy_words(*words))}; echo ended with $?"

@@ -19,20 +19,22 @@ REQUEUED_S = 2.0
 """From the commit to PENDING."""
 
 DEAD_SRUN_S = 3.0
-"""What Slurm itself takes longer on cgroup when the script has no trap: five attempts to tell a dead srun (docs/slurm.md section 6)."""
+"""What Slurm takes longer on cgroup when the script has no trap: five attempts to tell a dead srun (docs/slurm.md section 6)."""
 
 LEAVE_S = 1.5
 """What a training that does not end gets by default, with the labs' KillWait (ckpt-supervise --leave-timeout)."""
 
 RESUME_S = 60
+ENDS = ("PENDING", "PREEMPTED")
+"""How the first run of a requeued job stands in jobcomp.txt (docs/slurm.md section 6)."""
 
 
-def check_requeued(run: Run, code: int = 75, calls: int = 1, timeout: float = 40) -> None:
+def check_requeued(run: Run, code: int = 75, calls: int = 1, timeout: float = 40, ends: tuple[str, ...] = ENDS) -> None:
     """Left with this status; back in the queue, once, by so many calls, all accepted; the script's next line never ran."""
     assert run.wait_exit(timeout=timeout) == code
     run.wait_requeued()
     assert [call.error for call in run.requeue_calls()] == [None] * calls
-    assert not [record for record in run.lab.jobcomp(run.jobid) if record["JobState"] not in ("PENDING", "PREEMPTED", "RUNNING")]
+    assert {record["JobState"] for record in run.lab.jobcomp(run.jobid)} <= set(ends)
     assert "STAGE2" not in run.output()
     assert not [line for line in run.lines() if line.startswith("rc=") and line != f"rc={code}"]
 
@@ -55,11 +57,11 @@ def check_older_stands(run: Run, step: int) -> None:
 
 
 def check_resumed_at(run: Run, step: int) -> None:
-    """The job's second run begins at the step after this one."""
+    """The job's second run begins at the step after this one (-1: at the beginning)."""
     run.wait_event("rank_hello", attempt=1, timeout=RESUME_S)
     (started,) = run.events("command_started", attempt=1)
     assert started["resume_step"] == step
-    run.wait_line(f" at {step} rank 0", timeout=RESUME_S)
+    run.wait_line(f" at {max(step, 0)} rank 0", timeout=RESUME_S)
 
 
 def check_no_step_lost(run: Run, step: int, rank: int = 0) -> None:

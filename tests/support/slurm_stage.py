@@ -45,7 +45,9 @@ WAIT_S = 40
 
 POLL_S = 0.05
 TAIL_LINES = 60
-NOISE = re.compile(r"FED_INFO|_get_fed|REQUEST_JOB_INFO|cons_tres|usable nodes|Tree head|node_did_resp|backfill|scheduler|group_cache")
+NOISE = re.compile(
+    r"FED_INFO|_get_fed|REQUEST_JOB_INFO|cons_tres|usable nodes|Tree head|node_did_resp|backfill|scheduler|group_cache"
+)
 SHOW_S = 20
 
 
@@ -155,7 +157,9 @@ class Run:
 
     def wait_line(self, text: str, times: int = 1, timeout: float = WAIT_S) -> None:
         """Until lines with this text are there so often."""
-        wait_for(lambda: sum(text in line for line in self.lines()) >= times, f"{times} lines with {text!r} in {self.out}", timeout)
+        wait_for(
+            lambda: sum(text in line for line in self.lines()) >= times, f"{times} lines with {text!r} in {self.out}", timeout
+        )
 
     def wait_steps(self, least: int = 5, rank: int = 0, timeout: float = WAIT_S) -> int:
         """Until this rank has done step number `least`; the newest one."""
@@ -211,7 +215,9 @@ class Run:
         """Every committed checkpoint is intact; there may be none."""
         if not list(self.dir.glob("step-*")):
             return
-        done = subprocess.run([CTL, "verify", "--all", "--dir", self.dir], capture_output=True, text=True, timeout=SHOW_S, check=False)
+        done = subprocess.run(
+            [CTL, "verify", "--all", "--dir", self.dir], capture_output=True, text=True, timeout=SHOW_S, check=False
+        )
         assert done.returncode == 0, f"{done.stdout}{done.stderr}"
 
     def newest(self) -> int:
@@ -233,7 +239,6 @@ class Run:
         parts.append("--- toy\n" + "\n".join(self._toy_in_short()))
         parts.append(f"--- requeue calls\n{self.requeue_calls()}\n--- output\n{self.output()}")
         return "\n".join(parts)
-
 
     def _toy_in_short(self) -> list[str]:
         """The toy's log, with steps in a row on one line."""

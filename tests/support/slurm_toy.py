@@ -35,7 +35,13 @@ class Plain(toy.Plain):
         self.saves += 1
         wanted = self.args
         if self.saves < self.faults_from:
-            calm = {"save_ms": 0.0, "fail_save": False, "hang_save": False, "kill_self_in_save": False, "stop_self_in_save": False}
+            calm = {
+                "save_ms": 0.0,
+                "fail_save": False,
+                "hang_save": False,
+                "kill_self_in_save": False,
+                "stop_self_in_save": False,
+            }
             self.args = argparse.Namespace(**{**vars(wanted), **calm})
         try:
             return super().save(directory, step)

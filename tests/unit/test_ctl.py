@@ -114,7 +114,8 @@ def test_ls_shows_the_newest_first_with_size_cause_and_verdict(call: Any, tmp_pa
     assert [record["verdict"] for record in records] == ["intact", "missing", "intact"]
     assert records[0] == {
         "step": 100, "path": str(tmp_path / "step-000000100"), "verdict": "intact", "bytes": 1500, "ranks": [0], "world_size": 1,
-        "created_at": "2026-01-31T12:00:00.000000+00:00", "cause": "preempted", "job": "77", "attempt": 2, "verified": "structure",
+        "created_at": "2026-01-31T12:00:00.000000+00:00", "cause": "preempted", "job": "77", "attempt": 2,
+        "verified": "structure",
     }  # fmt: skip
     assert "state.pt" in records[1]["reason"]
 
@@ -209,7 +210,8 @@ def test_log_merges_filters_and_counts_damage(call: Any, tmp_path: Path) -> None
     write_journal(tmp_path, "77-0-0-1-0.jsonl", journal_line("signal", 1), journal_line("commit", 5, round=3), '{"event": "to')
     write_journal(
         tmp_path, "77-1-0-2-0.jsonl",
-        journal_line("signal", 3, attempt=1), "garbage\n", journal_line("phase", 4, level="debug"), journal_line("exit", 7, attempt=1, rank=1),
+        journal_line("signal", 3, attempt=1), "garbage\n", journal_line("phase", 4, level="debug"),
+        journal_line("exit", 7, attempt=1, rank=1),
     )  # fmt: skip
     told = call("log", "--dir", tmp_path)
     assert told.code == 0

@@ -97,9 +97,9 @@ def test_a_saved_and_left_run_tells_the_whole_chain_of_words() -> None:
     story.feed(wire.Left(who(0), number, again=False))
     story.feed(ev.CommandExited(0))
     assert [name for name in story.names() if name != "phase"] == [
-        "rank_hello", "signal", "notice", "round_begun", "rank_requested", "rank_agreed", "agreed", "rank_arrived", "go", "rank_saving",
-        "rank_written", "verified", "rank_verified", "commit", "rank_committed", "round_committed", "leaving", "rank_left",
-        "command_exited", "exit",
+        "rank_hello", "signal", "notice", "round_begun", "rank_requested", "rank_agreed", "agreed", "rank_arrived", "go",
+        "rank_saving", "rank_written", "verified", "rank_verified", "commit", "rank_committed", "round_committed", "leaving",
+        "rank_left", "command_exited", "exit",
     ]  # fmt: skip
     assert fields(story.all, "agreed") == {"round": 1, "step": 7, "safe_point": 0}
     assert fields(story.all, "rank_written") == {"round": 1, "rank": 0, "after_ms": 40, "save_ms": 40, "files": 1, "bytes": 1_000}
@@ -251,7 +251,13 @@ def test_ranks_are_told_once_when_they_attach_finish_and_leave() -> None:
     """Repeated words leave no second line; a refused process is named as refused, not as attached."""
     story = Story(LOCAL)
     hello = wire.Hello(who(0), wire.VERSION, 1, 0, sharded=False)
-    assert fields(story.feed(hello), "rank_hello") == {"rank": 0, "rank_pid": 100, "world_size": 1, "generation": 0, "sharded": False}
+    assert fields(story.feed(hello), "rank_hello") == {
+        "rank": 0,
+        "rank_pid": 100,
+        "world_size": 1,
+        "generation": 0,
+        "sharded": False,
+    }
     assert story.feed(hello) == []
     lines = story.feed(wire.Hello(Who(0, 0, 999), wire.VERSION, 1, 0, sharded=False))
     assert [entry.event for entry in lines] == ["rank_refused"]

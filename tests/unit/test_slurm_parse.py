@@ -87,6 +87,14 @@ def test_words_in_a_name_are_no_fields() -> None:
     assert view("22.05-no_requeue", "41023").preempt_ms is None
 
 
+def test_words_in_a_wckey_are_no_fields() -> None:
+    """A WCKey stands before the state, is the user's own text, and may hold blanks."""
+    plain = text("24.11-preempted")
+    changed = plain.replace("QOS=(null)", "QOS=(null) WCKey=*x Restarts=7 JobState=FAILED EndTime=5")
+    assert changed != plain
+    assert slurm_text.parse_job(changed, "51000", LOOKED_MS) == slurm_text.parse_job(plain, "51000", LOOKED_MS)
+
+
 @pytest.mark.parametrize(("version", "array_id", "pending"), [("22.05", "41021", "2"), ("24.11", "51004", "2")])
 def test_of_an_array_only_our_element_counts(version: str, array_id: str, pending: str) -> None:
     """`show job` of the array's id prints every element; ours is found by array id and index (field case 41)."""
@@ -233,7 +241,7 @@ def test_the_partition_tells_its_grace(version: str) -> None:
     ],
 )
 def test_only_two_refusals_of_a_requeue_are_definite(rc: int, stderr: str, kind: str) -> None:
-    """"Pending" is success; what is not known to be refused is unknown (docs/slurm.md, section 2)."""
+    """ "Pending" is success; what is not known to be refused is unknown (docs/slurm.md, section 2)."""
     answer = slurm_text.classify_requeue(rc, "", stderr)
     assert answer.kind == kind
     assert answer.reason or kind == "accepted"

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 from ckpt_supervisor.slurm import SlurmEnv
-from ckpt_supervisor.startup import Job, command_line, job_of, job_warnings, warnings
+from ckpt_supervisor.startup import Job, command_line, job_of, job_warnings, refusal, warnings
 
 PATH = "/ckpt/step-000000009"
 SRUN = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "3", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
@@ -72,7 +72,10 @@ def test_warnings_come_with_what_to_do_about_them() -> None:
     (no_scontrol,) = warnings(job_in(SRUN), scontrol_found=False)
     assert "scontrol was not found" in no_scontrol
     assert "--requeue exit:N" in no_scontrol
-    assert len(warnings(job_in({"SLURM_JOB_ID": "77"}), scontrol_found=False)) == 2
+    (no_watch,) = warnings(job_in(SRUN), scontrol_found=True, watched=False)
+    assert "--lead off" in no_watch
+    assert "--signal=USR1@90" in no_watch
+    assert len(warnings(job_in({"SLURM_JOB_ID": "77"}), scontrol_found=False, watched=False)) == 3
 
 
 def test_a_job_that_cannot_come_back_is_told_about_at_the_start() -> None:
@@ -83,3 +86,13 @@ def test_a_job_that_cannot_come_back_is_told_about_at_the_start() -> None:
     (no_requeue,) = job_warnings(requeue=False, batch=True, wants_requeue=True)
     assert "submit it with --requeue" in no_requeue
     assert job_warnings(requeue=False, batch=False, wants_requeue=False) == []
+
+
+def test_several_supervisors_in_one_step_are_refused_with_the_way_out() -> None:
+    """Not silently several checkpoints beside each other: one task, and the ranks below it."""
+    assert refusal(job_in({})) == ""
+    assert refusal(job_in(SRUN)) == ""
+    assert refusal(job_in({"SLURM_JOB_ID": "77", "SLURM_NTASKS": "4"})) == ""
+    several = refusal(job_in({**SRUN, "SLURM_NTASKS": "4"}))
+    assert "this step has 4 tasks" in several
+    assert "srun --ntasks=1 ckpt-supervise -- torchrun" in several

@@ -89,7 +89,7 @@ def test_lines_are_read_on_as_they_are_appended(tmp_path: Path) -> None:
 
 
 def test_damaged_lines_are_counted_and_passed_over(tmp_path: Path) -> None:
-    """Half a line, no JSON, JSON of another shape, bytes that are no text, a nest of brackets, an endless line: the rest is there."""
+    """Half a line, no JSON, JSON of another shape, no text, a nest of brackets, an endless line: the rest is there."""
     path = tmp_path / "a.jsonl"
     bad = [b'{"event": "torn", "ts"', b"no json", b"[1, 2]", b"17", b'{"no": "event"}', b"\xff\xfe", b"[" * 100_000]
     path.write_bytes(raw(entry("first")) + b"\n".join(bad) + b"\n" + raw(entry("last")))

@@ -1,4 +1,4 @@
-"""What the journal says: derived from (event, before, after), so that every transition is there and the core stays free of wording.
+"""What the journal says: derived from (event, before, after), so that every transition is there and the core has no wording.
 
 Pure. Owns the names of journal entries and their fields (docs/journal.md). Must not decide anything.
 """

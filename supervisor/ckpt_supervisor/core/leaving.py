@@ -85,7 +85,7 @@ def tick(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands]:
         return state, commands  # Not asked to leave: nothing to requeue unless its time runs out.
     ended = _ended(state, now_ms)
     if not _asks(policy, state):
-        if ended and not _waits_for_look(policy, state):
+        if ended and (not _waits_for_look(policy, state) or now_ms >= _out_by_ms(state)):
             state, more = finish(policy, state, "")
             return state, commands + more
         return state, commands
@@ -243,8 +243,8 @@ def next_deadline(policy: Policy, state: State) -> int | None:
         asks = _asks(policy, state)
         if asks and not (leaving.own_end and state.code is None and leaving.killed_ms is None):
             times.append(_ask_at_ms(state))
-        if ended_ms is not None and (asks or not _waits_for_look(policy, state)):
-            times.append(ended_ms)
+        if ended_ms is not None:
+            times.append(max(ended_ms, _out_by_ms(state)) if not asks and _waits_for_look(policy, state) else ended_ms)
     elif requeue.asking is Asking.OVER:
         if ended_ms is not None:
             times.append(ended_ms)
@@ -308,7 +308,7 @@ def _what_next(policy: Policy, state: State, why_not: str) -> str:
     requeue = state.requeue
     if requeue is not None and requeue.accepted_ms is not None:
         return "Slurm has accepted the requeue, the job comes back by itself"
-    again = "start the same command again to go on from there"
+    again = "start the same command again" + (" to go on from there" if state.committed_step >= 0 else "")
     if why_not:
         return f"not requeued: {why_not}; {again}"
     if not policy.slurm:
@@ -416,8 +416,13 @@ def _ended(state: State, now_ms: int) -> bool:
 
 
 def _waits_for_look(policy: Policy, state: State) -> bool:
-    """The look that tells a cancelled job from an interrupted one is under way; it is bounded by the shell."""
+    """The look that tells a cancelled job from an interrupted one is under way; not waited for beyond the planned end."""
     return policy.can_look and _cause(state) is Cause.UNKNOWN and state.looking
+
+
+def _out_by_ms(state: State) -> int:
+    assert state.notice is not None
+    return state.notice.budget.out_by_ms
 
 
 def _ask_at_ms(state: State) -> int:

@@ -45,7 +45,7 @@ def signalled(policy: Policy, state: State, event: SignalCame, now_ms: int) -> t
             budget=cut(now_ms, kill_at_ms),
             cause=Cause.UNKNOWN if policy.slurm else Cause.LOCAL,
             term_ms=now_ms if is_term else None,
-            newest_term_ms=now_ms if is_term else None,
+            end_term_ms=now_ms if is_term else None,
             interrupts=int(event.meaning is Meaning.INTERRUPT),
         )
     else:
@@ -55,7 +55,7 @@ def signalled(policy: Policy, state: State, event: SignalCame, now_ms: int) -> t
             signals=notice.signals + 1,
             interrupts=notice.interrupts + int(event.meaning is Meaning.INTERRUPT),
             term_ms=notice.term_ms if notice.term_ms is not None or not is_term else now_ms,
-            newest_term_ms=now_ms if is_term else notice.newest_term_ms,
+            end_term_ms=now_ms if is_term and _is_stale(state, notice.end_term_ms) else notice.end_term_ms,
             relooks=0,
         )
     return look(policy, dataclasses.replace(state, notice=notice), f"signal {event.name}", now_ms)
@@ -111,10 +111,15 @@ def _since_ms(state: State, now_ms: int) -> int:
     """The latest instant at which the end of the job can have begun, as seen by the look that is over now: with a SIGTERM that
     has come, but after the newest look that still saw the job run."""
     asked_ms = now_ms if state.asked_ms is None else state.asked_ms
-    term_ms = state.notice.newest_term_ms if state.notice is not None else None
+    term_ms = state.notice.end_term_ms if state.notice is not None else None
     if term_ms is None:
         return asked_ms
     return min(asked_ms, term_ms if state.ran_ms is None else max(term_ms, state.ran_ms))
+
+
+def _is_stale(state: State, term_ms: int | None) -> bool:
+    """Whether the job was seen to run after this SIGTERM, so that a later one may be the one of its end."""
+    return term_ms is None or (state.ran_ms is not None and term_ms <= state.ran_ms)
 
 
 def _seen(policy: Policy, state: State, view: JobView, now_ms: int) -> State:

@@ -137,7 +137,8 @@ class Notice:
     interrupts: int = 0
     term_ms: int | None = None
     """The first SIGTERM of this notice."""
-    newest_term_ms: int | None = None
+    end_term_ms: int | None = None
+    """The first SIGTERM since the job was last seen to run: KillWait may run from there."""
     looked: bool = False
     preempt_ms: int | None = None
     relook_ms: int | None = None

@@ -295,6 +295,7 @@ def _nobody(state: State) -> str:
 
 
 def cause_word(state: State) -> str:
+    """Why this checkpoint is taken, in a word or two, for its manifest."""
     if state.notice is not None:
         return state.notice.cause.value if state.notice.cause is not Cause.UNKNOWN else state.notice.name
     assert state.round is not None
@@ -302,4 +303,5 @@ def cause_word(state: State) -> str:
 
 
 def next_save_ms(policy: Policy, now_ms: int) -> int | None:
+    """When the next save by time is due, None without --every."""
     return None if policy.every_ms is None else now_ms + policy.every_ms

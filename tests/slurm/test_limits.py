@@ -1,0 +1,138 @@
+"""The time limit: warned of, watched, reached, moved; with srun and without.
+
+Owns: rows 4 and 5 of the must-hold table, its "not under srun", and field cases 2, 30, 31, 32, 46 and 65 (the time-out).
+Must not: run these jobs one after the other. The shortest limit is a minute and Slurm looks every 30 s (docs/slurm.md section 5),
+so all jobs of this file are submitted at once, each on a node of its own, and the tests look at what became of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.slurm_checks import check_out_before_the_kill, check_requeued, check_saved, notices
+from tests.support.slurm_stage import TRAPPED, instant
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.slurm_stage import Run, Stage
+
+pytestmark = pytest.mark.timeout(300)
+
+LIMIT_S = 200
+"""Bound on what comes at the latest 36 s after a limit of two minutes."""
+
+SLACK_S = 3.0
+CALM = "--step-ms 200"
+JOBS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+    "warned": (("-t", "2", "--signal=USR1@60"), {"supervise": "--lead off"}),
+    "reached": (("-t", "1"), {"supervise": "--lead off", "toy": "--save-ms 1000"}),
+    "watched": (("-t", "1"), {}),
+    "no srun": (("-t", "2", "--signal=USR1@60"), {"supervise": "--lead 50s", "srun": ""}),
+    "slow start": (("-t", "2"), {"supervise": "--lead 30s", "toy": "--startup-ms 50000"}),
+    "moved": (("-t", "1"), {"supervise": "--lead 25s"}),
+    "early": (("-t", "2", "--signal=USR1@15"), {"supervise": "--lead off"}),
+    "early too": (("-t", "2", "--signal=USR1@15"), {"supervise": "--lead off"}),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(new_module_stage: Callable[..., Stage]) -> dict[str, Run]:
+    """All jobs of this file, running."""
+    stage = new_module_stage(nodes=len(JOBS), proctrack="auto")
+    made = {}
+    for name, (options, how) in JOBS.items():
+        toy = f"{CALM} {how.get('toy', '')}"
+        made[name] = stage.submit("-p", "low", *options, script=TRAPPED, **{**how, "toy": toy})
+    for run in made.values():
+        run.wait_event("look", why="start")
+    stage.lab.checked("scontrol", "update", f"JobId={made['moved'].jobid}", "TimeLimit=2")
+    return made
+
+
+def ended(run: Run) -> None:
+    """Requeued by the supervisor, and Slurm has never called it a time-out."""
+    check_requeued(run, timeout=LIMIT_S)
+    check_saved(run)
+    check_out_before_the_kill(run)
+
+
+def limit(run: Run, minutes: int) -> float:
+    """The end of the first run's time, from its start as jobcomp has it."""
+    return instant(run.lab.jobcomp(run.jobid)[0]["StartTime"]) + 60 * minutes
+
+
+def notice_at(run: Run) -> float:
+    """When the last save began to be wanted."""
+    return instant(notices(run)[0]["ts"])
+
+
+def test_the_supervisors_own_watch_saves_before_a_limit_that_nobody_warned_of(runs: dict[str, Run]) -> None:
+    """Field case 32: no --signal: the watch on the end time, 30 s before it; requeued before the limit."""
+    run = runs["watched"]
+    ended(run)
+    assert run.events("signal")[0]["ts"] > run.event("requeue_called")["ts"]
+    assert notices(run)[0]["by"] == "end-time watch"
+    assert abs(notice_at(run) - (limit(run, 1) - 30)) < SLACK_S
+    assert run.requeued_at()[0] < limit(run, 1)
+
+
+def test_a_warning_signal_saves_and_requeues_before_the_limit(runs: dict[str, Run]) -> None:
+    """Row 4 and field case 46: -t 2 --signal=USR1@60: never TIMEOUT."""
+    run = runs["warned"]
+    ended(run)
+    assert run.events("signal")[0]["signal"] == "SIGUSR1"
+    assert run.requeued_at()[0] < limit(run, 2)
+
+
+def test_without_srun_it_warns_at_the_start_and_saves_by_the_clock(runs: dict[str, Run]) -> None:
+    """Row 16b and field case 2: a plain line of the script gets no notice: said at once, and saved by the watch all the same."""
+    run = runs["no srun"]
+    check_requeued(run, timeout=LIMIT_S)
+    check_saved(run)
+    assert "not started by srun" in run.lines()[0]
+    assert notices(run)[0]["by"] == "end-time watch"
+    assert abs(notice_at(run) - (limit(run, 2) - 50)) < SLACK_S
+    assert run.requeued_at()[0] < limit(run, 2)
+
+
+def test_the_lead_counts_from_the_jobs_end_and_not_from_the_start_of_training(runs: dict[str, Run]) -> None:
+    """Field case 30: 50 s of start-up, --lead 30s: the request comes at 90 s of job time."""
+    run = runs["slow start"]
+    ended(run)
+    assert abs(notice_at(run) - (limit(run, 2) - 30)) < SLACK_S
+
+
+def test_the_lead_moves_with_the_limit(runs: dict[str, Run]) -> None:
+    """Field case 30: `scontrol update TimeLimit=2` in mid-run moves the request by the minute."""
+    run = runs["moved"]
+    ended(run)
+    assert abs(notice_at(run) - (limit(run, 2) - 25)) < SLACK_S
+
+
+@pytest.mark.parametrize("name", ["early", "early too"])
+def test_the_time_left_is_read_from_the_job_and_not_from_the_signals_option(runs: dict[str, Run], name: str) -> None:
+    """Field case 31: USR1@15 comes up to a minute early; what is known of the time left is the job's own end."""
+    run = runs[name]
+    ended(run)
+    assert run.events("signal")[0]["signal"] == "SIGUSR1"
+    seen = next(entry for entry in run.events("look") if "SIGUSR1" in entry["why"])
+    known = next(entry for entry in notices(run) if entry["cause"] == "end of the time limit ahead")
+    kill_at = instant(known["ts"]) + known["left_ms"] / 1000
+    assert abs(kill_at - (seen["end_s"] + run.lab.kill_wait)) < SLACK_S
+    assert run.requeued_at()[0] < limit(run, 2)
+
+
+def test_a_limit_that_is_reached_leaves_killwait_and_the_job_comes_back(runs: dict[str, Run]) -> None:
+    """Row 5 and field case 65: no warning, SIGTERM twice at the limit: saved within KillWait, requeued, and never a success."""
+    run = runs["reached"]
+    check_requeued(run, timeout=LIMIT_S, ends=("PENDING", "TIMEOUT"))
+    check_saved(run)
+    check_out_before_the_kill(run)
+    assert "the watch on the job's end is off" in run.output()
+    assert [entry["signal"] for entry in run.events("signal")[:2]] == ["SIGTERM", "SIGTERM"]
+    assert notices(run)[-1]["cause"] in ("time limit reached", "requeued already")
+    assert "time limit reached" in {entry["cause"] for entry in notices(run)}
+    assert notice_at(run) > limit(run, 1) - 1
