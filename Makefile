@@ -46,7 +46,7 @@ sim: setup  ## the simulator: make sim RUNS=20000, or make sim SEED=255 to repla
 	$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED) --trace,--runs $(RUNS))
 
 bench: setup  ## the figures of README, with their bars beside them
-	$(BIN)/python tests/bench/bench.py
+	$(BIN)/python -m tests.bench.bench $(BENCH_ARGS)
 
 check: lint type arch  ## everything that runs no test
 

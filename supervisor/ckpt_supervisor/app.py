@@ -71,7 +71,7 @@ class Supervisor:
         self.rank_fds: dict[int, int] = {}
         self.exit: tuple[int, str] | None = None
         self.shield = Shield()
-        self.sweep_at_ms = 0
+        self.sweep_at_ms = now_ms() + SWEEP_MS  # Not at once: the claims are locked while the journal's library is imported.
         self.signalled = False
         self.events: collections.deque[ev.Event] = collections.deque()
         self.feeding = False

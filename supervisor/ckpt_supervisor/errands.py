@@ -50,8 +50,10 @@ class Errands:
         epoch, options = self._launch.epoch, self._launch.options
         self.warn(startup.warnings(self._launch.job, self.scontrol is not None, watched=options.lead.ms is not None))
         name = self._launch.job.name
-        self._lanes.post("prune", "reading the journal before", lambda: disk.last_failure(options.dir, name, epoch), self._failed_before)
-        self._lanes.post("prune", "sweeping", lambda: disk.sweep(options, epoch), self._pruned)
+        before = lambda: disk.last_failure(options.dir, name, epoch)  # noqa: E731
+        self._lanes.post("prune", "reading the journal before", before, self._failed_before)
+        if self._launch.started is not None:
+            self._sweep()
         if self._launch.job.slurm is not None:
             self._lanes.post("meeting", "announcing this step", lambda: self._meeting.announce("running"), self._announced)
         scontrol = self.scontrol
@@ -79,9 +81,15 @@ class Errands:
             for line in resume.lines:
                 say(line)
                 self._log(Entry("passed_over", "warning", {"text": line}))
+            # Not before: the look may be replacing a manifest, by way of a name that the sweep takes for rubbish.
+            self._sweep()
             then(resume)
 
         self._lanes.post("store", "choosing a checkpoint", lambda: disk.choose(options, epoch, progress), chosen)
+
+    def _sweep(self) -> None:
+        options, epoch = self._launch.options, self._launch.epoch
+        self._lanes.post("prune", "sweeping", lambda: disk.sweep(options, epoch), self._pruned)
 
     def carry_out(self, command: Errand, resumed_step: int) -> None:
         """Run one command. `resumed_step`: the checkpoint that this attempt resumed from is never pruned."""

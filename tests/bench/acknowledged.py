@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.figure import ROOT, Row, pause, percentile
-from tests.support.run import Run, supervised
+from tests.support.run import Run, eventually, supervised
 
 RANKS = 8
 STEP_MS = 10.0
@@ -38,13 +38,13 @@ def measure() -> list[Row]:
         tempfile.TemporaryDirectory(prefix="ckpt-bench-") as place,
         supervised(Path(place), command, env={"PYTHONPATH": str(ROOT)}) as run,
     ):
-        run._eventually(lambda: len(run.events("rank_hello")) == RANKS, f"{RANKS} ranks", 60)  # noqa: SLF001
+        eventually(lambda: len(run.events("rank_hello")) == RANKS, f"{RANKS} ranks")
         rounds = list(_rounds(run))
         run.signal(signal.SIGTERM)
         run.code()
     taken = [ms for ms, _ in rounds]
     handled = [ms for _, ms in rounds]
-    how = f"{len(taken)} rounds; p50 {percentile(taken, 0.5):.1f}, worst {max(taken):.1f} ms; kill(2) to the journal's time for `agreed`, + 1 ms"
+    how = f"{len(taken)} rounds; p50 {percentile(taken, 0.5):.1f}, worst {max(taken):.1f} ms; kill(2) to `agreed` in the journal"
     return [
         Row(f"signal to all of {RANKS} ranks' acks, p99", percentile(taken, 0.99), "ms", BAR_MS, how),
         Row(

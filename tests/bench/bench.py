@@ -13,12 +13,13 @@ import dataclasses
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 
 from tests.bench import acknowledged, hook_cost, requeued, started, storm
-from tests.bench.figure import Row, busy_cores, table
+from tests.bench.figure import Row, busy_cores, not_measured, table
 
 FIGURES: dict[str, Callable[[], list[Row]]] = {
     "hook": hook_cost.measure,
@@ -28,6 +29,8 @@ FIGURES: dict[str, Callable[[], list[Row]]] = {
     "acknowledged": acknowledged.measure,
     "requeue": requeued.measure,
 }
+
+ERROR_CHARS_MAX = 400
 
 
 def main() -> int:
@@ -44,7 +47,10 @@ def main() -> int:
         busy[name] = round(busy_cores(), 2)
         began = time.monotonic()
         print(f"bench: {name}: others keep {busy[name]} of {os.cpu_count()} cores busy", file=sys.stderr, flush=True)
-        rows += FIGURES[name]()
+        try:
+            rows += FIGURES[name]()
+        except (AssertionError, OSError, subprocess.SubprocessError) as error:
+            rows.append(not_measured(name, " ".join(str(error).split())[:ERROR_CHARS_MAX]))
         print(f"bench: {name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     if given.json:
         figures = [{**dataclasses.asdict(row), "verdict": row.verdict} for row in rows]

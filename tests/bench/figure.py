@@ -37,9 +37,9 @@ class Row:
         return "ok" if self.measured <= self.bar else "over"
 
 
-def not_measured(what: str, unit: str, bar: float | None, why: str) -> Row:
-    """A row that says why there is no figure."""
-    return Row(what, math.nan, unit, bar, f"not measured: {why}")
+def not_measured(what: str, why: str) -> Row:
+    """A row that says why there is no figure. That counts as over the bar, whatever it was."""
+    return Row(what, math.nan, "", 0, f"not measured: {why}")
 
 
 def percentile(values: Sequence[float], share: float) -> float:

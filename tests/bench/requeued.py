@@ -1,9 +1,9 @@
 """From a preemption's notice to the accepted requeue, for a checkpoint of 256 MB, without what the trainer's own save takes.
 
-Owns the addition: every part is read from one journal, whose times are of one clock. On real Slurm where a throwaway one can be had
-(root and Slurm's programs); elsewhere the same without a requeue, to the supervisor's exit. Must not take off anything but the save.
-So the trainer that counts is a light one: the supervisor lets training end before it requeues, and with torch loaded Python's own
-end takes half a second and more. That one is measured beside it, with its end as a part of its own.
+Owns the addition: every part is read from one journal, whose times are of one clock. On real Slurm where a throwaway one can
+be had (root and Slurm's programs); elsewhere without a requeue, to the supervisor's exit. Must not take off anything but the
+save. So the trainer that counts is a light one: the supervisor gives training up to a second to end before it requeues, and with
+torch loaded Python's own end takes half a second and more. That one is measured beside it, with its end as a part of its own.
 Run as a script it is the light trainer: `requeued.py LOG`.
 """
 
@@ -51,35 +51,39 @@ def measure() -> list[Row]:
         where, end, journals = "real Slurm, signal to `requeue` accepted", "requeue", _preempted()
     else:
         where, end, journals = "no Slurm here: signal to the supervisor's exit", "exit", _interrupted()
-    what = "notice to requeue, 256 MB, without the save"
-    light, torch = (_median([_parts(lines, end) for lines in journals[name]]) for name in TRIES)
-    own_end = torch.pop("trainer's end")
+    tries = {name: [_parts(lines, end) for lines in journals[name]] for name in TRIES}
+    light, torch = _median(tries["light"]), _median(tries["torch"])
+    totals = ", ".join(str(sum(parts.values())) for parts in tries["light"])
+    ms, total_ms, own_end_ms = sum(light.values()), sum(torch.values()), torch.pop("trainer's end")
+    how = f"its end {own_end_ms} makes it {total_ms}; {_told(torch)}; the save {_save_ms(journals['torch'])} ms"
     return [
-        Row(what, sum(light.values()), "ms", BAR_MS, f"{where}; {_told(light)}; the save {_save_ms(journals['light']):.0f}"),
         Row(
-            "  with torch, without its end too",
-            sum(torch.values()),
+            "notice to requeue, 256 MB, beyond the save",
+            ms,
             "ms",
-            None,
-            f"{_told(torch)}; its end {own_end:.0f}; the save {_save_ms(journals['torch']):.0f}",
+            BAR_MS,
+            f"{where}; of {totals}: {_told(light)}; the save {_save_ms(journals['light'])} ms",
         ),
+        Row("  with torch, beyond its save and end", sum(torch.values()), "ms", None, how),
     ]
 
 
 def _parts(lines: Sequence[Line], end: str) -> dict[str, int]:
     """Where the time goes, in order. The trainer's way to its next boundary is in `agree`: part of that is its own step."""
     at = {line["event"]: line["mono_ms"] for line in reversed(lines)}  # The first of each name.
+    # Training is waited for until its end, and a second at most before a requeue.
+    ended = next(line["mono_ms"] for line in lines if line["event"] == "phase" and line["before"] == "LEAVING")
     parts = {
         "agree": at["go"] - at["signal"],
         "words": at["rank_written"] - at["go"] - _save_ms([lines]),
         "verify": at["verified"] - at["rank_written"],
         "commit": at["commit"] - at["verified"],
         "leave": at["rank_left"] - at["commit"],
-        "trainer's end": at["command_exited"] - at["rank_left"],
+        "trainer's end": ended - at["rank_left"],
     }
     if end == "requeue":
-        return {**parts, "look": at["requeue_called"] - at["command_exited"], "requeue": at["requeue"] - at["requeue_called"]}
-    return {**parts, "exit": at["exit"] - at["command_exited"]}
+        return {**parts, "look": at["requeue_called"] - ended, "requeue": at["requeue"] - at["requeue_called"]}
+    return {**parts, "exit": at["exit"] - ended}
 
 
 def _save_ms(journals: Sequence[Sequence[Line]]) -> int:

@@ -39,10 +39,11 @@ def measure() -> list[Row]:
     env = environment({"PYTHONPATH": str(ROOT)})
     done = subprocess.run(argv, env=env, cwd=ROOT, stdout=subprocess.PIPE, timeout=BOUND_S, check=True)
     report = json.loads(done.stdout)
-    how = f"late: seen after more than {proc_storm.LATE_MS} ms; p50 {report['p50_us'] / 1000:.2f}, p99 {report['p99_us'] / 1000:.2f}"
+    p50, p99 = report["p50_us"] / 1_000, report["p99_us"] / 1_000
+    how = f"late: seen after more than {proc_storm.LATE_MS} ms; p50 {p50:.2f}, p99 {p99:.2f}, worst {report['worst_ms']:.1f} ms"
     return [
         Row(f"of {COUNT:,} signals missed", report["missed"] + (COUNT - report["missed"] - report["came"]), "", 0),
-        Row(f"of {COUNT:,} signals late", report["late"], "", 0, f"{how}, worst {report['worst_ms']:.1f} ms"),
+        Row(f"of {COUNT:,} signals late", report["late"], "", 0, how),
     ]
 
 

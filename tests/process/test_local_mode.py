@@ -295,7 +295,7 @@ def test_a_supervisor_that_is_killed_takes_the_command_with_it_and_leaves_a_whol
         assert before.endswith(b"\n")
         assert {"command_started", "rank_hello", "round_begun", "commit"} <= {event["event"] for event in run.events()}
         newest = run.intact()[-1]
-    with trained(tmp_path, "--steps", newest + 3) as run:
+    with trained(tmp_path, "--steps", newest + 40) as run:
         assert run.code() == 0, run.story()
         assert run.said(rf"^ready pid \d+ at {newest} ")
         assert run.journals()[0] == first

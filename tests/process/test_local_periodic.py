@@ -236,7 +236,7 @@ def test_verify_structure_commits_by_sizes_and_reads_every_byte_before_it_is_res
     with trained(tmp_path, "--steps", newest + 1, options=["--verify", "structure"]) as run:
         assert run.code() == 0, run.story()
         assert store.scan(run.dir)[0].manifest is not None
-        assert next(c.manifest.verified for c in store.scan(run.dir) if c.step == newest and c.manifest) == "full"
+        assert next(c.manifest.verified for c in store.scan(run.dir) if c.step == newest and c.manifest) == "full", run.story()
 
 
 def test_the_last_checkpoint_is_found_when_latest_is_gone_or_wrong(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ TERM_WAIT_MS = 3_000
 MIN_NOTICE_MS = 1_500
 """With less time between the first notice and the kill nobody is asked to be out before it."""
 
+HOPELESS_MS = 6_000
 VERIFY_FAULTS = ("verify_slow", "verify_hang", "commit_slow", "commit_hang")
 
 
@@ -56,6 +57,7 @@ class Checks:
         """(step, round, kind) in the order in which the supervisor was told."""
         self.busy_since: dict[int, int] = {}
         self.saved_generation = 0
+        self.hopeless: dict[int, int] = {}
         self.gave_up = False
         self.idle_since = 0
         self.notice_ms: int | None = None
@@ -111,6 +113,9 @@ class Checks:
         if before.round is not None and after.round is not None and before.round.number == after.round.number:
             if after.phase.value < before.phase.value:
                 self.broken("phases", f"{before.phase.name} -> {after.phase.name} in round {after.round.number}")
+        if after.round is not None and after.round.at is not None and before.round is not None:
+            if before.round.number == after.round.number and before.round.at is None:
+                self._fixed(after.round)
         if after.round is not None:
             at = self.at.setdefault(after.round.number, after.round.at)
             if at is None:
@@ -125,6 +130,25 @@ class Checks:
             self.idle_since = self.world.now
         elif before.phase.name != "RUNNING":
             self.idle_since = self.world.now
+
+    def _fixed(self, current: Any) -> None:
+        """T was fixed from the answers to Prepare: no member may have gone on from it, or be unable to come to it."""
+        for member in current.members:
+            process = self.world.processes[member.who.pid]
+            if not process.alive or process.silenced or process.protocol is None:
+                continue
+            if process.is_beyond(current.at):
+                self.broken("T", f"rank {process.rank} is on its way to {tuple(process.next_at)}, and T is {tuple(current.at)}")
+            if process.protocol.hold < current.number:
+                self.broken("T", f"T of round {current.number} is fixed, and rank {process.rank} has not heard of it")
+            if current.at.n > process.stop and not (self.world.options.attach_api or self.world.options.has("ends_early")):
+                self.broken("T", f"T is {tuple(current.at)}, and rank {process.rank} ends at {process.stop}")
+
+    def said(self, process: Process, word: wire.FromRank) -> None:
+        """A word of a rank, before it is sent."""
+        name = type(word).__name__
+        if name == "Failed" and self.world.options.mode == "calm":
+            self.broken("calm", f"rank {process.rank} failed: {word.reason}")
 
     def ticked(self, before: Any, after: Any, deadline_ms: int) -> None:
         """After a Tick at the deadline: it must have changed something, or the loop spins."""
@@ -236,6 +260,11 @@ class Checks:
         if current is not None and current.number == order.round and not current.go:
             self.broken("save", f"rank {process.rank} saves before Go")
 
+    def saved(self, process: Process, order: wire.SaveAt, word: wire.Saved) -> None:
+        """A rank has saved."""
+        if word.round != order.round:
+            self.broken("saved", f"rank {process.rank} says it saved in round {word.round}, and did in round {order.round}")
+
     def parked(self, process: Process) -> None:
         """A rank is parked: is it held for nothing?"""
         world, state = self.world, self.world.supervisor.state
@@ -253,10 +282,25 @@ class Checks:
         held_ms = now - max(process.parked_ms, current.began_ms, current.go_ms)
         if held_ms > options.save_timeout_ms + TURNED_MS and current.kind.name != "LEAVE":
             self.broken("parked", f"rank {process.rank} is held for {held_ms} ms in round {current.number}")
+        self._is_hopeless(current)
         mute_ms = self._mute_ms(current)
         saving = any(other.saving for other in world.command.processes if other.alive)
         if min(held_ms, mute_ms) > (MUTE_SAVING_MS if saving else MUTE_MS) + SLACK_MS:
             self.broken("mute", f"rank {process.rank} is held for {held_ms} ms by a rank that is mute for {mute_ms} ms")
+
+    def _is_hopeless(self, current: Any) -> None:
+        """A member that has gone on from T will not come back to it: the round has to be given up soon."""
+        world, now = self.world, self.world.now
+        if current.at is None or current.go or world.options.loss_percent:
+            return
+        for member in current.members:
+            process = world.processes[member.who.pid]
+            if process.alive and not process.stopped and process.is_beyond(current.at) and not world.net.is_cut(process):
+                since_ms = self.hopeless.setdefault(current.number, now)
+                if now - since_ms > HOPELESS_MS:
+                    self.broken("hopeless", f"rank {process.rank} is on its way to {tuple(process.next_at)}, and waited for at {current.at}")
+                return
+        self.hopeless.pop(current.number, None)
 
     def _mute_ms(self, current: Any) -> int:
         """For how long a rank has been stopped whose word the round waits for."""

@@ -65,12 +65,12 @@ class Disk:
         files = self.partial.setdefault(directory, {})
         files[f"rank-{process.rank:05d}.pt"] = File(process.n, process.rank, SIZE // 2, "")
 
-    def end(self, directory: str, process: Process) -> tuple[SavedFile, ...]:
+    def end(self, directory: str, process: Process, step: int) -> tuple[SavedFile, ...]:
         """A rank has written all that it means to; returns what it reports."""
         options, rng = self.world.options, self.world.rng
         path = f"rank-{process.rank:05d}.pt"
-        meant = digest(process.n, process.rank)
-        file = File(process.n, process.rank, SIZE, meant)
+        meant = digest(step, process.rank)
+        file = File(step, process.rank, SIZE, meant)
         files = self.partial.setdefault(directory, {})
         files[path] = file
         if options.has("short") and rng.random() < 0.5:

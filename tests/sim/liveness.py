@@ -69,8 +69,8 @@ def _goes_on(checks: Checks) -> None:
     """Training is not disturbed: it ends by itself, and what was asked for on the way was saved."""
     world, options = checks.world, checks.world.options
     near = options.end_ms is not None and options.end_ms - options.story_ms < HORIZON_MS
-    if near:
-        return  # The end-time watch will want to leave.
+    if near or (options.every_ms is not None and options.save_ms > options.every_ms):
+        return  # The end-time watch will want to leave; or training hardly comes to its steps.
     if checks.exit is None or checks.exit[0] != 0:
         checks.broken("liveness", f"training was to end by itself, and it came to {checks.exit}")
     if options.story in ("save", "rehearse") and _ample(options) and not checks.committed_at:
@@ -83,6 +83,8 @@ def _ample(options: Options) -> bool:
     """Whether the time until the kill is enough for everybody, with a save already running."""
     if options.story_ms < 3_000 and (options.mode == "lossy" or options.story in ("limit", "watch")):
         return False  # Not all may have attached by then.
+    if options.ranks > 1 and options.phase_every and not options.collective:
+        return False  # Rank 0 may be any number of steps behind.
     if options.steps < 1_000_000 and options.story not in ("save", "rehearse"):
         return False
     grace_ms = options.grace_ms if options.story.startswith("preempt") and options.story != "preempt0" else 0

@@ -11,7 +11,7 @@ import random
 
 NET = ("loss", "repeat", "delay", "reorder", "partition")
 RANK = ("crash", "stop", "hang", "slow_rank", "late_rank", "missing_rank", "alone", "ends_early", "elastic", "torn_exit")
-SAVE = ("slow_save", "hung_save", "save_raises", "full_disk", "short", "corrupt", "missing_file")
+SAVE = ("slow_save", "hung_save", "save_raises", "full_disk", "short", "corrupt", "missing_file", "stale_save")
 STORE = ("verify_slow", "verify_hang", "commit_slow", "commit_hang", "commit_fails", "fenced", "there_already")
 LOOK = ("look_early", "look_slow", "look_fails", "cannot_look")
 REQUEUE = ("refused", "no_batch", "requeue_hangs", "requeue_lost", "requeue_fails", "away", "frozen", "late_term", "others")
@@ -126,7 +126,7 @@ def draw(seed: int, rng: random.Random, ranks_max: int = 16) -> Options:
         collective=ranks > 1 and rng.random() < 0.6,
         gap_ms=rng.choice((0, 0, 2, step_ms // 2)),
         attach_api=rng.random() < 0.3,
-        phase_every=rng.choice((0, 0, 0, 3, 7)),
+        phase_every=rng.choice((0, 0, 1, 3, 7)),
         phase_alone=rng.random() < 0.4,
         safe_points=rng.randrange(1, 5),
         resume_step=rng.choice((-1, -1, 1, 40)),
@@ -146,7 +146,7 @@ def draw(seed: int, rng: random.Random, ranks_max: int = 16) -> Options:
         sharded=rng.random() < 0.2,
         end_ms=_end_ms(story, story_ms, kill_wait_ms, rng),
         loss_percent=rng.choice((2, 10, 30)) if "loss" in faults else 0,
-        heals_ms=story_ms if mode == "lossy" else 1_000_000_000,
+        heals_ms=story_ms + rng.choice((0, 50, 1_000)) if mode == "lossy" else 1_000_000_000,
         pure=seed % 8 == 0,
     )
 

@@ -34,7 +34,10 @@ AGREEMENT = (
         "hold_as_one_flag",
         ("protocol", "        self.done = max(self.done, number)\n        if self._stays", "        self.hold = NO_ROUND\n        if self._stays"),
     ),
-    fault("no_filter_on_finished_rounds", ("protocol", "        if number <= self.done:\n", "        if number < 0:\n")),
+    fault("no_filter_on_finished_rounds",
+        ("protocol", "        if number <= self.done:\n", "        if number < 0:\n"),
+        ("rounds", "PASSED_MS = 900", "PASSED_MS = 900_000_000"),
+    ),
     fault("entered_read_before_hold", (
         "protocol",
         "                    self.hold = number  # Before `entered` is read (rule 2).\n"
@@ -55,7 +58,11 @@ AGREEMENT = (
     ),
     fault("last_boundary_raises_entered", hook="last_raises"),
     fault("safe_points_not_counted", hook="safe_points"),
-    fault("no_abort", ("rounds", "    return tuple(Say(rank.who.pid, wire.Abort(current.number,", "    return tuple(Say(rank.who.pid, wire.Wait(current.number)) for rank in () if (current.number,")),
+    fault("no_abort", (
+        "rounds",
+        "    return tuple(Say(rank.who.pid, wire.Abort(current.number, reason[: wire.REASON_CHARS_MAX])) for rank in state.live)\n",
+        "    return ()\n",
+    )),
     fault("does_not_stay_parked_to_leave", ("protocol", 'if newest.then == "leave" and order.round > self.done:', "if order.round < 0:")),
     fault("save_said_under_the_next_round", ("protocol", "wire.Saved(self.who, order.round, order.at.n,", "wire.Saved(self.who, self.hold, order.at.n,")),
     fault("mute_rank_never_given_up", ("rounds", "MUTE_MS = 15_000", "MUTE_MS = 15_000_000"), ("rounds", "MUTE_SAVING_MS = 60_000", "MUTE_SAVING_MS = 60_000_000")),

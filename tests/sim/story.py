@@ -126,5 +126,5 @@ class Story:
         elif fault == "hang":
             process.hung = True
         else:
-            process.stop(True)
-            self.world.at(for_ms, process.stop, False)
+            process.freeze(True)
+            self.world.at(for_ms, process.freeze, False)

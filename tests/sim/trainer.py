@@ -11,6 +11,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from ckpt_client import wire
 from ckpt_client.place import Place
 from ckpt_client.wire import Position, Who
@@ -77,6 +78,9 @@ class Process:
         self.parked_ms: int | None = None
         self.left_n: int | None = None
         self.times_left = 0
+        self.stop = 1 << 40
+        self.next_at = Position(-1, 0)
+        """The next boundary, as it was when it went on from the last one."""
         self._held: list[tuple[Any, ...]] = []
         self._token = 0
         self._ticking = False
@@ -136,7 +140,14 @@ class Process:
         while self._listening and self._fast and self.alive and not self.stopped and self.world.rng.random() < 0.6:
             self.go(self._token)
 
-    def stop(self, stopped: bool) -> None:
+    def is_beyond(self, at: Position) -> bool:
+        """Whether it has gone on from there for good. (In a phase of its own a rank passes the same position several times.)"""
+        return self.next_at > at
+
+    def _went_on(self) -> None:
+        self.next_at = self.protocol.position()
+
+    def freeze(self, stopped: bool) -> None:
         """SIGSTOP or SIGCONT."""
         self.stopped = stopped
         self.stopped_ms = self.world.now
@@ -164,6 +175,7 @@ class Process:
 
     def _flush(self) -> None:
         for word in self.protocol.take_outbox():
+            self.world.checks.said(self, word)
             self.world.net.to_supervisor(self, word)
 
     # --- the training thread -------------------------------------------------------------------------------------------
@@ -177,6 +189,7 @@ class Process:
         stop = self.n + options.steps
         if options.has("ends_early") and self.rank == options.ranks - 1:
             stop = self.n + min(10, options.steps // 2 + 1)
+        self.stop = stop
         left = yield from self._loop(stop)
         if self.protocol is not None:
             self.protocol.finish()
@@ -213,11 +226,7 @@ class Process:
         for n in range(self.n, stop):
             if not api and (yield from self._boundary(lambda n=n: self._store(n))):
                 return True
-            yield self._step_ms()
-            if self.hung:
-                yield FOREVER
-            if options.collective:
-                yield from self._meet(("step", n))
+            yield from self._work(("step", n))
             self.n = n + 1
             if api and (yield from self._boundary(lambda n=n: self._store(n + 1))):
                 return True
@@ -232,6 +241,16 @@ class Process:
         here = self.place.at(n)
         self.protocol.entered = here if last else n
         return here
+
+    def _work(self, key: tuple[Any, ...], alone: bool = False) -> Iterator[Any]:
+        """One step or one interval of a phase, with a collective in the middle where ranks are coupled."""
+        step_ms = self._step_ms()
+        yield step_ms // 2
+        if self.hung:
+            yield FOREVER
+        if self.options.collective and not alone:
+            yield from self._meet(key)
+        yield step_ms - step_ms // 2
 
     def _step_ms(self) -> int:
         options, rng = self.options, self.world.rng
@@ -250,14 +269,10 @@ class Process:
         if (yield from self._boundary(lambda: self.place.enter(n, alone=alone or still))):
             return True
         for k in range(options.safe_points):
-            yield options.step_ms
-            if options.collective and not alone:
-                yield from self._meet(("phase", n, k))
+            yield from self._work(("phase", n, k), alone=alone)
             if (yield from self._boundary(self._safe_point)):
                 return True
-        yield options.step_ms
-        if options.collective and not alone:
-            yield from self._meet(("phase", n, "end"))
+        yield from self._work(("phase", n, "end"), alone=alone)
         return (yield from self._boundary(lambda: self.place.leave(last=last and not options.attach_api)))
 
     def _safe_point(self) -> Position | None:
@@ -279,6 +294,7 @@ class Process:
             if self._listening:
                 yield 0  # The listener holds the lock.
             return (yield from self._slow(here))
+        self._went_on()
         return False
 
     def _slow(self, here: Position) -> Iterator[Any]:
@@ -311,6 +327,7 @@ class Process:
                     self.world.trace(f"r{self.rank} is Preempted at {self.n}")
                 return not self.options.has("ignores_leave")
             self._flush()
+            self._went_on()
             return False
 
     def _save(self, order: wire.SaveAt) -> Iterator[Any]:
@@ -343,7 +360,10 @@ class Process:
         if problem:
             self.protocol.save_failed(order, problem)
         else:
-            self.protocol.save_ended(order, disk.end(order.directory, self), self.world.now - began_ms)
+            if options.has("stale_save") and rng.random() < 0.5:
+                order = msgspec.structs.replace(order, at=Position(max(0, order.at.n - 1), 0))
+            self.protocol.save_ended(order, disk.end(order.directory, self, order.at.n), self.world.now - began_ms)
+            self.world.checks.saved(self, order, self.protocol.saved)
         self._flush()
 
     def _meet(self, key: tuple[Any, ...], limit_ms: int | None = None) -> Iterator[Any]:

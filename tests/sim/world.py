@@ -52,7 +52,7 @@ class Network:
         delay_ms = rng.randrange(2)
         times = 1
         if options.mode != "calm" and now < options.heals_ms:
-            if options.loss_percent and rng.randrange(100) < options.loss_percent or self._is_cut(process, up):
+            if options.loss_percent and rng.randrange(100) < options.loss_percent or self.is_cut(process, up):
                 return
             if options.has("repeat") and rng.random() < 0.2:
                 times = 2
@@ -66,7 +66,7 @@ class Network:
             world.at(at_ms - now, call, frame)
             at_ms += rng.randrange(40) if options.has("reorder") else 0
 
-    def _is_cut(self, process: Process, up: bool) -> bool:
+    def is_cut(self, process: Process, up: bool = True) -> bool:
         """One-way or full partition of one rank for a while."""
         options, rng, now = self.world.options, self.world.rng, self.world.now
         if not options.has("partition"):

@@ -153,29 +153,27 @@ def test_a_scontrol_at_work_survives_the_broadcast_of_the_notice(new_stage: Call
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("how", ["frozen", "dead"])
-def test_a_controller_that_is_away_in_the_grace_is_waited_for(new_stage: Callable[..., Stage], how: str) -> None:
-    """Row 16: slurmctld away for 18 s, frozen or killed and started again: saved, stayed, and requeued once when it is back."""
-    stage = new_stage(proctrack="cgroup", grace=40)
-    run = stage.submit("-p", "low", toy="--save-ms 3000", script=TRAPPED)
-    stage.started()
-    stage.lab.save_state(run.jobid)
-    run.preempt()
-    run.wait_event("notice", cause="preempted")
-    if how == "frozen":
-        stage.lab.controller_stop()
-    else:
-        stage.lab.controller_kill()
-    run.wait_event("commit", result="committed")
+def test_a_controller_that_is_away_in_the_grace_is_waited_for(new_stage: Callable[..., Stage]) -> None:
+    """Row 16: slurmctld away for 18 s, frozen, or killed and started again: saved, stayed, and requeued once when it is back."""
+    frozen, dead = (new_stage(proctrack=proctrack, grace=40) for proctrack in ("cgroup", "linuxproc"))
+    runs = [stage.submit("-p", "low", toy="--save-ms 3000", script=TRAPPED) for stage in (frozen, dead)]
+    for stage, run in zip((frozen, dead), runs, strict=True):
+        stage.started()
+        stage.lab.save_state(run.jobid)
+    for run, away in zip(runs, (frozen.lab.controller_stop, dead.lab.controller_kill), strict=True):
+        run.preempt()
+        run.wait_event("notice", cause="preempted")
+        away()
+    for run in runs:
+        run.wait_event("commit", result="committed")
     pause(AWAY_S)
-    assert run.exit_codes() == []
-    if how == "frozen":
-        stage.lab.controller_cont()
-    else:
-        stage.lab.controller_start()
-    assert run.wait_exit(timeout=60) == 75
-    run.wait_requeued()
-    assert len([call for call in run.requeue_calls() if call.error is None]) == 1
-    assert run.job()["Restarts"] == "1"
-    check_saved(run)
-    assert "STAGE2" not in run.output()
+    assert [run.exit_codes() for run in runs] == [[], []]
+    frozen.lab.controller_cont()
+    dead.lab.controller_start()
+    for run in runs:
+        assert run.wait_exit(timeout=60) == 75
+        run.wait_requeued()
+        assert len([call for call in run.requeue_calls() if call.error is None]) == 1
+        assert run.job()["Restarts"] == "1"
+        check_saved(run)
+        assert "STAGE2" not in run.output()

@@ -59,14 +59,17 @@ def parse_jobcomp(text: str, jobid: JobId) -> list[Job]:
 
 
 def parse_requeue_calls(text: str, jobid: JobId) -> list[RequeueCall]:
-    """The calls for this job in slurmctld's log (docs/slurm.md section 6); an array's element has two names there."""
+    """The calls for this job in slurmctld's log (docs/slurm.md section 6); an array's element has two names there.
+
+    slurmctld works on several calls at a time: their lines may mix.
+    """
     calls: list[RequeueCall] = []
-    uid = None
+    uids: list[int] = []
     for line in text.splitlines():
         if found := re.search(r"Processing RPC: REQUEST_JOB_REQUEUE from UID=(\d+)", line):
-            uid = int(found[1])
-        elif uid is not None and (found := re.search(REQUEUE_RESULT, line)):
+            uids.append(int(found[1]))
+        elif uids and (found := re.search(REQUEUE_RESULT, line)):
+            uid = uids.pop(0)
             if str(jobid) in (found[1], found[2]):
                 calls.append(RequeueCall(line[1 : line.find("]")], uid, found[3]))
-            uid = None
     return calls

@@ -11,9 +11,11 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -219,6 +221,7 @@ def supervised(
     files.mkdir(parents=True, exist_ok=True)
     place = directory if directory is not None else files / "ckpt"
     argv = [*SUPERVISE, "--dir", str(place), *map(str, options), "--", *command]
+    temporary = tempfile.mkdtemp(prefix="run-")  # Short, for the socket; a supervisor that is killed leaves its own behind.
     start = len(list(files.glob("out-*")))
     older = frozenset((place / "journal").glob("*.jsonl"))
     with (files / f"out-{start}").open("wb") as out, (files / f"err-{start}").open("wb") as err:
@@ -227,7 +230,7 @@ def supervised(
             stdin=subprocess.DEVNULL,
             stdout=out if outputs is None else outputs[0],
             stderr=err if outputs is None else outputs[1],
-            env=environment(env),
+            env=environment({"TMPDIR": temporary, **(env or {})}),
             cwd=files,
         )
     try:
@@ -236,6 +239,7 @@ def supervised(
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
         process.wait()
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextlib.contextmanager

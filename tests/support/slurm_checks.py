@@ -84,6 +84,20 @@ def notices(run: Run) -> list[dict[str, Any]]:
     return run.events("notice")
 
 
-def seconds_to_pending(run: Run) -> float:
-    """From the commit to the moment when the job is PENDING again."""
-    return run.requeued_at()[0] - instant(run.events("commit")[0]["ts"])
+BARE = """
+trap 'echo TERM in the script' TERM
+srun bash -c '
+  trap "told=1" TERM; echo ready
+  while [ -z "$told" ]; do sleep 0.1; done
+  trap "" TERM; sleep 1; scontrol requeue $SLURM_JOB_ID; exit 75'
+"""
+"""A task that does only what has to be done, for comparison: what Slurm itself takes on this machine at this moment."""
+
+BARE_S = 0.2
+
+
+def seconds_to_pending(run: Run, bare: Run) -> float:
+    """From the commit to the moment when the job is PENDING again, less what Slurm takes longer for a bare task than usual."""
+    bare.wait_requeued()
+    slurms_own_s = bare.requeued_at()[0] - instant(bare.requeue_calls()[0].at)
+    return run.requeued_at()[0] - instant(run.events("commit")[0]["ts"]) - max(0.0, slurms_own_s - BARE_S)

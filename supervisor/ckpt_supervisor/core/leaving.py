@@ -281,6 +281,8 @@ def finish(policy: Policy, state: State, why_not: str) -> tuple[State, Commands]
 def before_requeue_line(policy: Policy, state: State) -> str:
     """What to say before the requeue is called: once it is accepted, Slurm may cut the step's output off before the last line."""
     next_word = "Slurm brings the job back" if _cause(state) is Cause.REQUEUED else "now asking Slurm to requeue the job"
+    if not policy.can_look:
+        next_word = "without scontrol this step stays until Slurm ends it, and a preempted job comes back"
     return f"{_why(state)}; {_what_stands(policy, state)}; {next_word}"
 
 
@@ -374,8 +376,11 @@ def _pause(state: State, reason: str, now_ms: int) -> tuple[State, Commands]:
 
 
 def _stay_until_ms(policy: Policy, state: State) -> int:
-    assert state.notice is not None
-    return state.notice.kill_at_ms + (STAY_MS if policy.can_look else STAY_BLIND_MS)
+    """Until when an unanswered requeue is stayed for. Counted from its begin where that comes after the expected kill (the
+    supervisor was stopped meanwhile): it is always tried."""
+    assert state.notice is not None and state.requeue is not None
+    from_ms = max(state.notice.kill_at_ms, state.requeue.began_ms)
+    return from_ms + (STAY_MS if policy.can_look else STAY_BLIND_MS)
 
 
 def _see_out(state: State, now_ms: int) -> tuple[State, Commands]:

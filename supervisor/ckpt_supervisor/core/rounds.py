@@ -66,14 +66,14 @@ def begin(
 
 
 def join(policy: Policy, state: State, who: Who, now_ms: int) -> tuple[State, Commands]:
-    """A rank has attached while the round waits for missing ones."""
+    """A rank has attached before T was fixed."""
     current = state.round
-    if current is None or state.phase is not Phase.AGREEING or current.missing_by_ms is None:
-        return state, ()
-    if current.member(who) is not None:
+    if current is None or state.phase is not Phase.AGREEING or current.member(who) is not None:
         return state, ()
     members = tuple(sorted((*current.members, Member(who)), key=lambda member: member.who.rank))
-    state = dataclasses.replace(state, round=dataclasses.replace(current, members=members))
+    # All were here, and it comes on top: the world was larger than it was said to be. Without it the round would not be whole.
+    missing_by_ms = now_ms + MISSING_MS if current.missing_by_ms is None else current.missing_by_ms
+    state = dataclasses.replace(state, round=dataclasses.replace(current, members=members, missing_by_ms=missing_by_ms))
     commands: Commands = ()
     if current.at is None:
         commands = (Say(who.pid, wire.Prepare(current.number)),)
@@ -218,9 +218,12 @@ def tick(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands, st
     current = state.round
     if current is None:
         return state, (), ""
+    commands: Commands = ()
     if current.missing_by_ms is not None and now_ms >= current.missing_by_ms:
         state, commands, problem = _missing_is_over(policy, state, now_ms)
-        return state, commands, problem
+        if problem or state.round is None:
+            return state, commands, problem
+        current = state.round  # What else is overdue after a long sleep is seen to now, not at a deadline in the past.
     waiting = [member for member in current.members if _is_waited_for(state, member)]
     if now_ms >= current.save_by_ms:
         for member in waiting:
@@ -236,9 +239,9 @@ def tick(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands, st
             state = lost(state, member.who, Stage.LATE, f"not heard for {_mute_ms(member)} ms")
         return state, (), f"not heard for {_mute_ms(mute[0])} ms: {_names(mute)}"
     if now_ms >= current.said_ms + RESEND_MS:
-        again: Commands = tuple(Say(member.who.pid, _last_word(policy, state, member, now_ms)) for member in waiting)
-        return dataclasses.replace(state, round=dataclasses.replace(current, said_ms=now_ms)), again, ""
-    return state, (), ""
+        commands += tuple(Say(member.who.pid, _last_word(policy, state, member, now_ms)) for member in waiting)
+        return dataclasses.replace(state, round=dataclasses.replace(current, said_ms=now_ms)), commands, ""
+    return state, commands, ""
 
 
 def next_deadline(state: State) -> int | None:

@@ -1,0 +1,199 @@
+"""What holds for the machine whatever comes in, judged from outside: from events, commands, and the states before and after.
+
+Owns no expectation about what is wise, only what is never right. Must not copy the machine's own reasoning: it counts what was
+asked for and what was answered.
+"""
+
+from __future__ import annotations
+
+from ckpt_client import wire
+from ckpt_client.wire import Position
+from ckpt_supervisor.core import commands as do
+from ckpt_supervisor.core import events as ev
+from ckpt_supervisor.core import machine
+from ckpt_supervisor.core.describe import describe
+from ckpt_supervisor.core.leaving import before_requeue_line
+from ckpt_supervisor.core.policy import RUNNING_STATES, Cause, Policy
+from ckpt_supervisor.core.state import Kind, Phase, State
+from ckpt_supervisor.core.views import JobView
+
+SAME_MOMENT_MAX = 4
+"""So many Ticks in a row may find something to do at one and the same moment."""
+
+TICKS_AHEAD = 8
+"""So many deadlines ahead are tried after each step."""
+
+WAY_OUT = (Phase.LEAVING, Phase.REQUEUEING, Phase.DONE)
+SAID_ON_THE_WAY_OUT = (wire.Leave, wire.Abort, wire.Welcome, wire.Refused)
+
+
+class Laws:
+    """The judge of one run: what was asked for and answered so far."""
+
+    def __init__(self, policy: Policy, state: State, commands: tuple[do.Command, ...], now_ms: int) -> None:
+        self.said_hello: set[int] = set()
+        self.at: dict[int, Position] = {}
+        self.asked_round = 0
+        """Newest round that a rank was asked to take part in."""
+        self.gone_ahead: set[int] = set()
+        self.verifying: set[int] = set()
+        self.committing: set[int] = set()
+        self.committed: set[int] = set()
+        self.calling = False
+        self.accepted = False
+        self.cancelled = False
+        """The newest look that saw anything saw a job that a person has cancelled."""
+        self.told_to_leave = False
+        self.exits = 0
+        assert len(commands) == (1 if policy.can_look else 0)
+        self.check_deadline(policy, state, now_ms)
+
+    def judge(
+        self, policy: Policy, before: State, event: ev.Event, after: State, commands: tuple[do.Command, ...], now_ms: int
+    ) -> None:
+        """One step."""
+        assert machine.step(policy, before, event, now_ms) == (after, commands), "not a function of its arguments"
+        assert all(entry.event for entry in describe(event, before, after, commands, now_ms))
+        self._hear(before, event)
+        self._check_state(before, after)
+        members = [len(state.round.members) if state.round else 0 for state in (before, after)]
+        assert len(commands) <= 4 * max(*members, len(before.ranks), len(after.ranks)) + 8
+        for command in commands:
+            self._check(before, event, after, command)
+        if before.phase is Phase.DONE:
+            assert (after, commands) == (before, ()), "something is asked for after Exit"
+        assert (self.exits == 1) == (after.phase is Phase.DONE)
+        if after.phase is Phase.REQUEUEING:
+            assert before_requeue_line(policy, after)
+
+    def check_deadline(self, policy: Policy, state: State, now_ms: int) -> None:
+        """Ticks at the deadlines make progress, and after a few of them the next one lies ahead."""
+        same_moment = 0
+        for _ in range(TICKS_AHEAD):
+            deadline_ms = machine.next_deadline(policy, state)
+            assert machine.next_deadline(policy, state) == deadline_ms
+            if deadline_ms is None:
+                return
+            assert deadline_ms >= now_ms, f"woken {now_ms - deadline_ms} ms too late in {state.phase.name}"
+            ticked, commands = machine.step(policy, state, ev.Tick(), deadline_ms)
+            moved = machine.next_deadline(policy, ticked) != deadline_ms
+            assert ticked != state or commands or moved, f"a Tick changes nothing in {state.phase.name}"
+            same_moment = same_moment + 1 if deadline_ms == now_ms else 0
+            assert same_moment <= SAME_MOMENT_MAX, f"spins in {state.phase.name}"
+            state, now_ms = ticked, deadline_ms
+
+    # --- what came in --------------------------------------------------------------------------------------------------------
+
+    def _hear(self, before: State, event: ev.Event) -> None:
+        match event:
+            case wire.Hello():
+                self.said_hello.add(event.who.pid)
+            case ev.Looked(view=JobView() as view):
+                self.cancelled = (
+                    view.state not in RUNNING_STATES
+                    and view.state not in ("TIMEOUT", "NODE_FAIL")
+                    and view.reason not in ("TimeLimit", "NodeDown")
+                    and view.preempt_ms is None
+                    and view.restarts <= before.start_restarts
+                )
+            case ev.Committed(round=number, result=ev.CommitResult.COMMITTED | ev.CommitResult.ALREADY_THERE):
+                if number in self.committing:
+                    self.committed.add(number)
+            case ev.RequeueReturned(result=result):
+                self.accepted |= self.calling and result in (ev.RequeueResult.ACCEPTED, ev.RequeueResult.PENDING)
+                self.calling = False
+            case _:
+                pass
+
+    # --- what it made of it --------------------------------------------------------------------------------------------------
+
+    def _check_state(self, before: State, after: State) -> None:
+        assert after.newest_round >= before.newest_round
+        assert after.generation >= before.generation
+        assert after.committed_step >= before.committed_step
+        if before.phase in WAY_OUT:
+            assert after.phase.value >= before.phase.value, f"{before.phase.name} -> {after.phase.name}"
+            assert after.round is None
+        in_round = (Phase.AGREEING, Phase.SAVING, Phase.VERIFYING, Phase.COMMITTING)
+        assert (after.round is not None) == (after.phase in in_round)
+        if before.round is not None and after.round is not None:
+            assert after.round.number >= before.round.number
+            if before.round.number == after.round.number:
+                assert after.phase.value >= before.phase.value, f"{before.phase.name} -> {after.phase.name} in one round"
+                assert after.round.go >= before.round.go
+        if after.round is not None and after.round.at is not None:
+            assert self.at.setdefault(after.round.number, after.round.at) == after.round.at, "T has moved"
+        if after.phase is Phase.SAVING:
+            assert after.round is not None
+            assert after.round.at is not None
+        if after.round is not None and after.round.kind is Kind.LEAVE:
+            assert after.notice is not None
+
+    def _check(self, before: State, event: ev.Event, after: State, command: do.Command) -> None:
+        assert self.exits == 0, "something is asked for after Exit"
+        match command:
+            case do.Say(pid=pid, word=word):
+                assert pid in self.said_hello, f"a word to process {pid}, which never said Hello"
+                assert wire.decode_to_rank(wire.encode(word)) == word
+                self._check_word(before, after, word)
+            case do.Verify(round=number):
+                assert number in self.gone_ahead
+                assert number not in self.verifying, "verified twice"
+                self.verifying.add(number)
+            case do.Commit(round=number, ranks=ranks, world_size=world_size, step=step):
+                assert isinstance(event, ev.Verified)
+                assert (event.round, event.problem) == (number, "")
+                assert number in self.verifying, "committed what was never given to verification"
+                assert number not in self.committing, "committed twice"
+                assert ranks in (tuple(range(world_size)), (0,))
+                assert step == self.at[number].n
+                self.committing.add(number)
+            case do.CallRequeue():
+                assert not self.calling, "two requeues at once"
+                assert not self.accepted, "requeued again"
+                assert not self.cancelled, "a cancelled job is revived"
+                assert isinstance(event, ev.Looked)
+                assert isinstance(event.view, JobView)
+                self.calling = True
+            case do.StartCommand():
+                assert before.notice is None
+                assert after.phase is Phase.RUNNING
+            case do.Exit(code=code):
+                self.exits += 1
+                assert after.exit_code == code
+                self._check_exit(before, after, code)
+            case do.DropPartial():
+                assert before.round is not None
+                assert before.phase is not Phase.COMMITTING, "removed under a running commit"
+            case do.EndCommand() | do.Meet():
+                assert after.phase in WAY_OUT
+            case do.LookUp() | do.Prune():
+                pass
+
+    def _check_word(self, before: State, after: State, word: wire.ToRank) -> None:
+        match word:
+            case wire.Prepare(round=number) | wire.SaveAt(round=number) | wire.Go(round=number):
+                assert number >= self.asked_round, "two rounds at once"
+                self.asked_round = number
+                if isinstance(word, wire.SaveAt):
+                    assert word.at == self.at.get(number, after.round.at if after.round else word.at)
+                    assert word.left_ms >= 0
+                elif isinstance(word, wire.Go):
+                    self.gone_ahead.add(number)
+            case wire.Leave():
+                self.told_to_leave = True
+            case wire.Abort() | wire.Wait() | wire.Welcome() | wire.Refused():
+                pass
+        if before.phase in WAY_OUT:
+            assert isinstance(word, SAID_ON_THE_WAY_OUT), f"{word} on the way out"
+
+    def _check_exit(self, before: State, after: State, code: int) -> None:
+        """An exit status is the command's own, or is that of an interruption, whose cause it tells."""
+        leaving = before.leaving or after.leaving
+        if after.code is not None and code == after.code and leaving is None:
+            return
+        assert after.notice is not None
+        if code == 143 and after.code != 143:
+            assert after.notice.cause is Cause.CANCELLED
+        if leaving is not None and leaving.fresh:
+            assert after.committed_step >= 0
