@@ -50,6 +50,7 @@ def measure() -> list[Row]:
 def receive(count: int, seed: int) -> None:
     """Be the loop, until the sender has ended."""
     chance = random.Random(seed)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # Under nohup it is ignored, and the inbox leaves that as it is.
     with (
         SignalInbox(extra=proc_storm.KINDS) as inbox,
         Lanes(("store",)) as lanes,

@@ -47,7 +47,7 @@ def end_of(child: Child) -> int:
 def pipe() -> Iterator[tuple[int, int]]:
     """A pipe that children inherit."""
     read_end, write_end = os.pipe()
-    os.set_inheritable(write_end, True)  # noqa: FBT003 - takes it by position only.
+    os.set_inheritable(write_end, True)
     yield read_end, write_end
     os.close(read_end)
     with contextlib.suppress(OSError):
@@ -141,7 +141,7 @@ def test_a_shielded_command_lives_through_the_notices_broadcast() -> None:
             for number in SHIELDED:
                 os.kill(pid, number)
         until(lambda: mask_of(sleeper, "ShdPnd") >= SHIELDED, "the signals are pending")
-        assert procfs.state_of(sleeper) == "running"
+        assert procfs.state_of(sleeper) in ("running", "uninterruptible")
         assert child.status() is None
 
 
@@ -288,7 +288,7 @@ def test_without_pidfds_a_thread_tells_the_end_and_leaves_the_status() -> None:
 def test_states_are_told_apart() -> None:
     """Running, stopped, zombie, gone."""
     with running("sleep", "1000") as child:
-        assert children.state_of(child.pid) == "running"
+        until(lambda: children.state_of(child.pid) == "running", "it runs")
         child.send(signal.SIGSTOP)
         until(lambda: children.state_of(child.pid) == "stopped", "it is stopped")
         child.send(signal.SIGKILL)
@@ -412,32 +412,30 @@ def test_end_all_ends_stopped_ones_and_grandchildren_and_leaves_us_and_our_erran
     below = children.descendants(claims)
     hit = children.end_all(signal.SIGKILL, claims)
     wait_for(lambda: all(procfs.state_of(pid) in ("zombie", "gone") for pid in [*below, child.pid]))
-    say([sorted(hit) == sorted([*below, child.pid]), procfs.state_of(errand.pid), errand.pid in hit, child.status()])
+    lives = procfs.state_of(errand.pid) not in ("zombie", "gone")
+    say([sorted(hit) == sorted([*below, child.pid]), lives, errand.pid in hit, child.status()])
     wait_for(lambda: children.reap_orphans(claims) is not None and children.descendants() == [errand.pid])
     say(children.end_all(signal.SIGTERM) == [errand.pid])
     say(errand.wait())
     """
     )
     with Stage(script) as stage:
-        assert stage.said() == [True, "running", False, 137]
+        assert stage.said() == [True, True, False, 137]
         assert stage.said() is True
         assert stage.said() == -signal.SIGTERM
 
 
 def test_end_all_wakes_a_stopped_process_for_a_signal_that_it_can_take() -> None:
-    """SIGCONT follows the signal: a stopped grandchild dies of SIGHUP although it could not run."""
-    script = (
-        SUBREAPER
-        + """
-    child = start("bash", "-c", "sh -c 'kill -STOP $$'; exit $?")
+    """SIGCONT follows the signal: a stopped grandchild dies of SIGUSR2 although it could not run, while its parent lives."""
+    script = SUBREAPER + """
+    child = start("bash", "-c", "trap : USR2; sh -c 'kill -STOP $$'; exit $?")
     wait_for(lambda: "stopped" in states())
-    children.end_all(signal.SIGHUP)
+    children.end_all(signal.SIGUSR2)
     wait_for(lambda: child.status() is not None)
     say(child.status())
     """
-    )
     with Stage(script) as stage:
-        assert stage.said() == 129
+        assert stage.said() == 128 + signal.SIGUSR2
 
 
 def test_a_tree_that_forks_while_it_is_ended_is_ended() -> None:

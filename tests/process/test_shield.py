@@ -15,6 +15,11 @@ from ckpt_supervisor.shield import SETTLED_MS, Shield, next_sweep_ms
 from tests.support.proc_stage import BOUND_S, Stage, blocked, until
 
 
+def lives(pid: int) -> bool:
+    """Whether it has not ended. On a busy machine it may just be waiting for a page."""
+    return procfs.state_of(pid) in ("running", "uninterruptible")
+
+
 class Processes:
     """Starts processes with SIGTERM blocked, and ends them."""
 
@@ -52,11 +57,11 @@ def test_a_stuck_termination_is_completed_after_two_looks(processes: Processes) 
     assert shield.sweep(pids, 1_000, quiet=True) == []
     assert shield.is_waiting(1_000)
     assert shield.sweep(pids, 1_000 + SETTLED_MS - 1, quiet=True) == []
-    assert procfs.state_of(process.pid) == "running"
+    assert lives(process.pid)
     assert not shield.is_waiting(1_000 + SETTLED_MS)
     assert shield.sweep(pids, 1_000 + SETTLED_MS, quiet=True) == [process.pid]
     assert process.wait(BOUND_S) == -signal.SIGKILL
-    assert procfs.state_of(other.pid) == "running"
+    assert lives(other.pid)
     assert shield.sweep(pids, 5_000, quiet=True) == []
 
 
@@ -69,7 +74,7 @@ def test_a_signal_to_the_supervisor_in_between_spares_the_process_for_good(proce
     assert shield.sweep([process.pid], 100, quiet=False) == []
     for now_ms in range(1_000, 20_000, 1_000):
         assert shield.sweep([process.pid], now_ms, quiet=True) == []
-    assert procfs.state_of(process.pid) == "running"
+    assert lives(process.pid)
 
 
 def test_a_process_spared_once_is_not_forgotten_when_a_walk_misses_it(processes: Processes) -> None:
@@ -94,7 +99,7 @@ def test_another_process_is_completed_while_a_spared_one_lives(processes: Proces
     shield.sweep(pids, 1_000, quiet=True)
     assert shield.sweep(pids, 2_000, quiet=True) == [later.pid]
     assert later.wait(BOUND_S) == -signal.SIGKILL
-    assert procfs.state_of(hit.pid) == "running"
+    assert lives(hit.pid)
 
 
 def test_looks_count_from_anew_after_a_gap(processes: Processes) -> None:
@@ -205,7 +210,7 @@ def test_a_broadcast_of_the_notice_ends_nobody() -> None:
         os.kill(stage.pid, signal.SIGTERM)
         sweeps_ns = time.monotonic_ns()
         until(lambda: time.monotonic_ns() - sweeps_ns > 5 * SETTLED_MS * 1_000_000, "five more looks")
-        assert [procfs.state_of(pid) for pid in workers] == ["running"] * 3
+        assert all(lives(pid) for pid in workers)
         stage.say()
         assert stage.said() == [None, None, None]
         assert stage.said() == ["ended", 0, 0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from tests.sim.options import LOCAL
+from tests.sim.options import LOCAL, NET
 
 if TYPE_CHECKING:
     from ckpt_client import wire
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 PARKED_IDLE_MS = 12_000
 """Rule 7 lets go after 10 s; the hook wakes once a second."""
 
-CALM_IDLE_MS = 1_500
+ABORT_MS = 600
+SAID_AGAIN_MS = 6_000
+FEW_LOST = 2
+"""Percent of words."""
+
 MUTE_MS = 15_000
 MUTE_SAVING_MS = 60_000
 SLACK_MS = 3_000
@@ -272,7 +276,7 @@ class Checks:
         assert process.parked_ms is not None
         if state.phase.name == "RUNNING":
             held_ms = now - max(process.parked_ms, self.idle_since, process.stopped_ms)
-            limit_ms = CALM_IDLE_MS if options.mode == "calm" else PARKED_IDLE_MS
+            limit_ms = self._idle_limit_ms()
             if held_ms > limit_ms:
                 self.broken("parked", f"rank {process.rank} is held for {held_ms} ms while no round is running")
             return
@@ -287,6 +291,15 @@ class Checks:
         saving = any(other.saving for other in world.command.processes if other.alive)
         if min(held_ms, mute_ms) > (MUTE_SAVING_MS if saving else MUTE_MS) + SLACK_MS:
             self.broken("mute", f"rank {process.rank} is held for {held_ms} ms by a rank that is mute for {mute_ms} ms")
+
+    def _idle_limit_ms(self) -> int:
+        """How long a rank may stay parked without a round: Abort comes at once, and a lost one is said again within a second."""
+        options = self.world.options
+        if not any(options.has(fault) for fault in NET):
+            return ABORT_MS
+        if options.has("partition") or options.loss_percent > FEW_LOST:
+            return PARKED_IDLE_MS
+        return SAID_AGAIN_MS
 
     def _is_hopeless(self, current: Any) -> None:
         """A member that has gone on from T will not come back to it: the round has to be given up soon."""

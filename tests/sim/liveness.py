@@ -81,8 +81,9 @@ def _goes_on(checks: Checks) -> None:
 
 def _ample(options: Options) -> bool:
     """Whether the time until the kill is enough for everybody, with a save already running."""
-    if options.story_ms < 3_000 and (options.mode == "lossy" or options.story in ("limit", "watch")):
-        return False  # Not all may have attached by then.
+    attached_ms = options.start_ms + (3_000 if options.mode == "lossy" else 100)
+    if options.story_ms < attached_ms * (2 if options.story in ("limit", "watch") else 1):
+        return False  # Not all may have attached by then. (The watch acts in the second half of the time at the earliest.)
     if options.ranks > 1 and options.phase_every and not options.collective:
         return False  # Rank 0 may be any number of steps behind.
     if options.steps < 1_000_000 and options.story not in ("save", "rehearse"):

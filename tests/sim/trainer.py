@@ -265,6 +265,7 @@ class Process:
         alone = options.phase_alone
         if alone and self.rank:
             return False
+        self.next_at = Position(n, 0)  # Entering takes back what hook.step(n) said.
         still = "safe_points" in self.world.code.hook_faults
         if (yield from self._boundary(lambda: self.place.enter(n, alone=alone or still))):
             return True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ckpt_client import wire
@@ -64,7 +64,7 @@ class Network:
             self.last_ms[process.who.pid, up] = at_ms
         for _ in range(times):
             world.at(at_ms - now, call, frame)
-            at_ms += rng.randrange(40) if options.has("reorder") else 0
+            at_ms += rng.choice((1, 40, 1_200)) if options.has("reorder") else 0
 
     def is_cut(self, process: Process, up: bool = True) -> bool:
         """One-way or full partition of one rank for a while."""
@@ -73,7 +73,7 @@ class Network:
             return False
         if process.who.pid not in self.cut:
             begin_ms = rng.randrange(options.story_ms + 2_000)
-            end_ms = begin_ms + rng.choice((500, 4_000, 14_000)) if rng.random() < 0.6 else begin_ms
+            end_ms = begin_ms + rng.choice((500, 4_000, 14_000, 40_000)) if rng.random() < 0.6 else begin_ms
             self.cut[process.who.pid] = (begin_ms, end_ms, rng.random() < 0.5)
         begin_ms, end_ms, both = self.cut[process.who.pid]
         return begin_ms <= now < end_ms and (both or up)
@@ -135,10 +135,16 @@ class World:
         self.checks.final()
 
 
-def run(seed: int, code: Code, trace: Callable[[str], None] | None = None, ranks_max: int = 16) -> World:
-    """Draw and play one run. Raises Violation when a rule is broken."""
+def run(
+    seed: int,
+    code: Code,
+    trace: Callable[[str], None] | None = None,
+    ranks_max: int = 16,
+    where: Mapping[str, Any] | None = None,
+) -> World:
+    """Draw and play one run. Raises Violation when a rule is broken. `where` fixes some of what is drawn; its faults are added."""
     rng = random.Random(seed)
-    options = draw(seed, rng, ranks_max)
+    options = draw(seed, rng, ranks_max, dict(where or {}))
     if trace is not None:
         trace(options.text())
     try:

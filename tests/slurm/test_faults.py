@@ -33,7 +33,7 @@ def test_a_rank_that_fails_in_mid_save_is_named_and_the_older_checkpoint_stands(
     """Row 12: killed, stopped, failing and hanging saves are named; out before the kill, requeued, resumed from before."""
     stage = new_stage(nodes=len(FAULTS), proctrack=proctrack, grace=4)
     for fault in FAULTS:
-        stage.submit("-p", "low", command=own_toy(f"--faults-from 2 {fault}"), script=TRAPPED)
+        stage.submit("-p", "low", command=own_toy(f"--faults-from 2 --save-ms 1500 {fault}"), script=TRAPPED)
     stage.started()
     older = {}
     for run in stage.runs:

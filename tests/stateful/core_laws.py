@@ -14,7 +14,7 @@ from ckpt_supervisor.core import machine
 from ckpt_supervisor.core.describe import describe
 from ckpt_supervisor.core.leaving import before_requeue_line
 from ckpt_supervisor.core.policy import RUNNING_STATES, Cause, Policy
-from ckpt_supervisor.core.state import Kind, Phase, State
+from ckpt_supervisor.core.state import Asking, Kind, Phase, State
 from ckpt_supervisor.core.views import JobView
 
 SAME_MOMENT_MAX = 4
@@ -43,8 +43,9 @@ class Laws:
         self.accepted = False
         self.cancelled = False
         """The newest look that saw anything saw a job that a person has cancelled."""
-        self.told_to_leave = False
+        self.ended = False
         self.exits = 0
+        self.directories: dict[int, str] = {}
         assert len(commands) == (1 if policy.can_look else 0)
         self.check_deadline(policy, state, now_ms)
 
@@ -59,7 +60,7 @@ class Laws:
         members = [len(state.round.members) if state.round else 0 for state in (before, after)]
         assert len(commands) <= 4 * max(*members, len(before.ranks), len(after.ranks)) + 8
         for command in commands:
-            self._check(before, event, after, command)
+            self._check(policy, before, event, after, command, now_ms)
         if before.phase is Phase.DONE:
             assert (after, commands) == (before, ()), "something is asked for after Exit"
         assert (self.exits == 1) == (after.phase is Phase.DONE)
@@ -129,7 +130,7 @@ class Laws:
         if after.round is not None and after.round.kind is Kind.LEAVE:
             assert after.notice is not None
 
-    def _check(self, before: State, event: ev.Event, after: State, command: do.Command) -> None:
+    def _check(self, policy: Policy, before: State, event: ev.Event, after: State, command: do.Command, now_ms: int) -> None:
         assert self.exits == 0, "something is asked for after Exit"
         match command:
             case do.Say(pid=pid, word=word):
@@ -161,11 +162,14 @@ class Laws:
             case do.Exit(code=code):
                 self.exits += 1
                 assert after.exit_code == code
-                self._check_exit(before, after, code)
+                self._check_exit(policy, before, after, now_ms)
             case do.DropPartial():
                 assert before.round is not None
                 assert before.phase is not Phase.COMMITTING, "removed under a running commit"
-            case do.EndCommand() | do.Meet():
+            case do.EndCommand():
+                assert not self.ended, "the command is ended twice"
+                self.ended = True
+            case do.Meet():
                 assert after.phase in WAY_OUT
             case do.LookUp() | do.Prune():
                 pass
@@ -178,22 +182,36 @@ class Laws:
                 if isinstance(word, wire.SaveAt):
                     assert word.at == self.at.get(number, after.round.at if after.round else word.at)
                     assert word.left_ms >= 0
+                    assert self.directories.setdefault(number, word.directory) == word.directory
+                    assert len(set(self.directories.values())) == len(self.directories), "two rounds write into one directory"
                 elif isinstance(word, wire.Go):
                     self.gone_ahead.add(number)
             case wire.Leave():
-                self.told_to_leave = True
+                assert after.phase in WAY_OUT
             case wire.Abort() | wire.Wait() | wire.Welcome() | wire.Refused():
                 pass
         if before.phase in WAY_OUT:
             assert isinstance(word, SAID_ON_THE_WAY_OUT), f"{word} on the way out"
 
-    def _check_exit(self, before: State, after: State, code: int) -> None:
+    def _check_exit(self, policy: Policy, before: State, after: State, now_ms: int) -> None:
         """An exit status is the command's own, or is that of an interruption, whose cause it tells."""
-        leaving = before.leaving or after.leaving
-        if after.code is not None and code == after.code and leaving is None:
+        leaving, requeue, notice, code = after.leaving, after.requeue, after.notice, after.exit_code
+        if after.code is not None and code == after.code and (leaving is None or not leaving.told or before.phase not in WAY_OUT):
             return
-        assert after.notice is not None
-        if code == 143 and after.code != 143:
-            assert after.notice.cause is Cause.CANCELLED
-        if leaving is not None and leaving.fresh:
+        assert notice is not None
+        assert leaving is not None
+        if leaving.fresh:
             assert after.committed_step >= 0
+        if all(rank.finished for rank in after.ranks) and code == after.code == 0:
+            return
+        if notice.cause is Cause.CANCELLED:
+            assert code == 143
+        elif policy.requeue == "exit":
+            assert code == policy.requeue_exit
+        else:
+            assert code == (75 if leaving.fresh else 76)
+        if policy.slurm and policy.requeue == "auto" and notice.cause is not Cause.CANCELLED:
+            # Unknown is not refused: who leaves too early loses the job (docs/slurm.md, section 2).
+            assert requeue is not None
+            settled = requeue.asking in (Asking.ACCEPTED, Asking.OVER)
+            assert settled or now_ms >= max(notice.kill_at_ms, requeue.began_ms) + 60_000

@@ -1,7 +1,7 @@
 """The machine under arbitrary events in arbitrary order: lying ranks, odd looks, answers that nobody asked for.
 
 The simulator plays an environment that is honest, however unlucky; this file plays one that says anything. What has to hold
-then is little, and holds always: tests/stateful/core_laws.py.
+then is little, and holds always: tests/stateful/core_laws.py. Honest answers are mixed in, or no run would come far.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ckpt_client.wire import Position, SavedFile, Who
 from ckpt_supervisor.core import events as ev
 from ckpt_supervisor.core import machine
 from ckpt_supervisor.core.policy import NOT_LOOKED, Policy
-from ckpt_supervisor.core.state import Phase
+from ckpt_supervisor.core.state import Asking, Phase
 from ckpt_supervisor.core.views import JobView, NoView
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -22,8 +22,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.stateful.core_laws import Laws
 
 SETTINGS = settings(
-    max_examples=120,
-    stateful_step_count=60,
+    max_examples=100,
+    stateful_step_count=80,
     deadline=None,
     derandomize=False,
     print_blob=True,
@@ -35,11 +35,15 @@ REASONS = ["None", "TimeLimit", "NodeDown", "BeginTime", "JobLaunchFailure", "Ra
 HUGE = wire.NUMBER_MAX
 UINT_MAX = 2**64 - 1
 
+MORE_RESTARTS = [-1, 0, 0, 0, 1]
+ROUNDS_OFF = [0, 0, 0, -1, 1, HUGE]
+CODES = [0, 1, 77, 137]
+
 pauses = st.one_of(st.just(0), st.integers(1, 60), st.integers(61, 3_000), st.integers(3_001, 700_000))
-rank_numbers = st.integers(0, 2)
+
 whos = st.builds(
     lambda rank, generation, other: Who(rank, generation, 100 + rank + 1_000 * generation + 10 * other),
-    rank_numbers, st.sampled_from([0, 0, 0, 1, 2]), st.sampled_from([0, 0, 0, 0, 1]),
+    st.integers(0, 2), st.sampled_from([0, 0, 0, 1, 2]), st.sampled_from([0, 0, 0, 0, 1]),
 )  # fmt: skip
 steps = st.one_of(st.integers(0, 12), st.sampled_from([HUGE, HUGE - 1]))
 positions = st.builds(Position, steps, st.sampled_from([0, 0, 0, 1, HUGE]))
@@ -50,16 +54,16 @@ policies = st.builds(
     Policy,
     directory=st.just("/ckpt"),
     epoch=st.integers(1, 3),
-    slurm=st.booleans(),
-    can_look=st.booleans(),
-    requeue=st.sampled_from(["auto", "auto", "never", "exit"]),
+    slurm=st.sampled_from([True, True, False]),
+    can_look=st.sampled_from([True, True, True, False]),
+    requeue=st.sampled_from(["auto", "auto", "auto", "never", "exit"]),
     requeue_exit=st.sampled_from([75, 85, 255]),
     start_restarts=st.integers(0, 2),
-    kill_wait_ms=st.sampled_from([0, 1, 6_000, 30_000]),
-    grace_ms=st.sampled_from([0, 1, 500, 30_000]),
+    kill_wait_ms=st.sampled_from([0, 6_000, 30_000, 30_000]),
+    grace_ms=st.sampled_from([0, 1, 500, 30_000, 30_000]),
     every_steps=st.sampled_from([0, 1, 3]),
     every_ms=st.sampled_from([None, 1, 5_000]),
-    save_timeout_ms=st.sampled_from([1, 5_000, 900_000]),
+    save_timeout_ms=st.sampled_from([1, 5_000, 900_000, 900_000]),
     leave_timeout_ms=st.sampled_from([None, 0, 2_000]),
     lead_ms=st.sampled_from([None, 0, 30_000]),
     lead_auto=st.booleans(),
@@ -74,12 +78,24 @@ policies = st.builds(
 class Core(RuleBasedStateMachine):
     """Whatever is said, by whoever, whenever."""
 
-    @initialize(policy=policies, now=st.integers(0, 10**9))
-    def begin(self, policy: Policy, now: int) -> None:
+    @initialize(policy=policies, world=st.integers(0, 3), now=st.integers(0, 10**9))
+    def begin(self, policy: Policy, world: int, now: int) -> None:
         """Start."""
         self.policy, self.now = policy, now
         self.state, commands = machine.start(policy, now)
         self.laws = Laws(policy, self.state, commands, now)
+        self.attach(world)
+
+    @property
+    def over(self) -> bool:
+        """Whether the machine has said Exit."""
+        return self.state.phase is Phase.DONE
+
+    @precondition(lambda self: self.over)
+    @rule(policy=policies, world=st.integers(0, 3))
+    def begin_again(self, policy: Policy, world: int) -> None:
+        """The next attempt."""
+        self.begin(policy, world, self.now)
 
     def feed(self, event: ev.Event, after_ms: int = 0) -> None:
         """One step, judged."""
@@ -88,95 +104,82 @@ class Core(RuleBasedStateMachine):
         self.state, commands = machine.step(self.policy, before, event, self.now)
         self.laws.judge(self.policy, before, event, self.state, commands, self.now)
 
-    def number(self, off: int) -> int:
+    def number(self, off: int = 0) -> int:
         """A round's number, right if `off` is 0."""
         return max(0, self.state.newest_round + off)
 
     # --- liars --------------------------------------------------------------------------------------------------------
 
-    @rule(who=whos, world=st.sampled_from([1, 2, 2, 3, 1_000]), version=st.sampled_from([1, 1, 1, 1, 2, UINT_MAX]),
-          sharded=st.booleans(), after=pauses)  # fmt: skip
+    @precondition(lambda self: not self.over)
+    @rule(
+        who=whos,
+        world=st.sampled_from([1, 2, 2, 3, 1_000]),
+        version=st.sampled_from([1, 1, 1, 1, 2, UINT_MAX]),
+        sharded=st.booleans(),
+        after=pauses,
+    )
     def hello(self, who: Who, world: int, version: int, sharded: bool, after: int) -> None:
         """Somebody says Hello, perhaps again, perhaps of another generation, perhaps instead of somebody else."""
         self.feed(wire.Hello(who, version, max(world, who.rank + 1), 0, sharded), after)
 
-    @rule(who=whos, word=st.sampled_from([wire.Ack, wire.Arrived]), off=st.sampled_from([0, 0, 0, -1, 1, HUGE]),
-          own=st.booleans(), at=positions, after=pauses)  # fmt: skip
-    def somewhere(self, who: Who, word: type[wire.Ack | wire.Arrived], off: int, own: bool, at: Position, after: int) -> None:
+    @rule(who=whos, off=st.sampled_from(ROUNDS_OFF), own=st.booleans(), ack=st.booleans(), at=positions, after=pauses)
+    def somewhere(self, who: Who, off: int, own: bool, ack: bool, at: Position, after: int) -> None:
         """Somebody says where it is."""
-        self.feed(word(who, 0 if own else self.number(off), at), after)
+        self.feed((wire.Ack if ack else wire.Arrived)(who, 0 if own else self.number(off), at), after)
 
-    @rule(who=whos, off=st.sampled_from([0, 0, 0, -1, 1]), n=steps, wrote=files, save_ms=st.sampled_from([0, 50, UINT_MAX]),
-          after=pauses)  # fmt: skip
-    def saved(self, who: Who, off: int, n: int, wrote: list[SavedFile], save_ms: int, after: int) -> None:
-        """Somebody says that it has saved, before Go, twice, another step."""
-        self.feed(wire.Saved(who, self.number(off), n, tuple(wrote), save_ms), after)
-
-    @rule(who=whos, off=st.sampled_from([0, 0, -1, 1]), kind=st.integers(0, 4), after=pauses)
-    def other_word(self, who: Who, off: int, kind: int, after: int) -> None:
-        """Somebody says something else."""
+    @precondition(lambda self: not self.over)
+    @rule(
+        who=whos,
+        off=st.sampled_from([0, 0, 0, -1, 1]),
+        kind=st.integers(0, 9),
+        n=steps,
+        wrote=files,
+        save_ms=st.sampled_from([0, 50, UINT_MAX]),
+        after=pauses,
+    )
+    def other_word(self, who: Who, off: int, kind: int, n: int, wrote: list[SavedFile], save_ms: int, after: int) -> None:
+        """Somebody says that it has saved, before Go, twice, another step; or says something else."""
         number = self.number(off)
+        current = self.state.round
+        step = n if current is None or current.at is None or kind == 9 else current.at.n
+        saved = wire.Saved(who, number, step, tuple(wrote), save_ms)
         words: list[wire.FromRank] = [
-            wire.Saving(who, number), wire.Failed(who, number, "x" * 600), wire.Finished(who, number),
-            wire.Left(who, number, again=False), wire.Left(who, number, again=True),
-        ]  # fmt: skip
-        self.feed(words[kind], after)
+            wire.Saving(who, number),
+            wire.Failed(who, number, "x" * 600),
+            wire.Finished(who, number),
+            wire.Left(who, number, again=False),
+            wire.Left(who, number, again=True),
+        ]
+        self.feed(words[kind] if kind < len(words) else saved, after)
 
-    # --- honest ranks, so that the deeper phases are reached ----------------------------------------------------------------
-
-    @precondition(lambda self: not self.state.live and self.state.phase is Phase.RUNNING)
-    @rule(world=st.integers(1, 3))
-    def all_attach(self, world: int) -> None:
-        """A whole world attaches, of a generation of its own."""
-        generation = self.state.generation + bool(self.state.ranks)
-        for rank in range(world):
-            self.feed(wire.Hello(Who(rank, generation, 100 + rank + 1_000 * generation), wire.VERSION, world, rank, False), 1)
-
-    @precondition(lambda self: self.state.phase is Phase.RUNNING and self.policy.every_steps)
-    @rule(n=st.integers(1, 30), after=pauses)
-    def all_stop(self, n: int, after: int) -> None:
-        """All stop by themselves at the same step."""
-        self.feed(ev.Tick(), after)
-        for rank in self.state.ranks:
-            self.feed(wire.Arrived(rank.who, 0, Position(n, 0)), 1)
-
-    @precondition(lambda self: self.state.phase in (Phase.AGREEING, Phase.SAVING))
-    @rule(n=st.integers(0, 30), after=st.integers(0, 300), write=st.booleans())
-    def all_do_their_part(self, n: int, after: int, write: bool) -> None:
-        """All members answer, arrive, and save."""
-        self.feed(ev.Tick(), after)
-        for part in (self._answer, self._arrive, self._write if write else self._arrive):
-            for member in () if self.state.round is None else self.state.round.members:
-                if self.state.round is not None:
-                    part(member.who, n)
-
-    def _answer(self, who: Who, n: int) -> None:
-        self.feed(wire.Ack(who, self.number(0), Position(n, 0)), 1)
-
-    def _arrive(self, who: Who, _n: int) -> None:
-        current = self.state.round
-        assert current is not None
-        if current.at is not None:
-            self.feed(wire.Arrived(who, current.number, current.at), 1)
-
-    def _write(self, who: Who, _n: int) -> None:
-        current = self.state.round
-        assert current is not None
-        if current.at is not None:
-            self.feed(wire.Saved(who, current.number, current.at.n, (), 7), 1)
-
-    # --- the supervisor's own eyes and hands, right and wrong ---------------------------------------------------------------
+    # --- the supervisor's own eyes and hands: anything, asked for or not ------------------------------------------------------
 
     @rule(name=st.sampled_from(["SIGTERM", "SIGUSR1", "SIGHUP"]), meaning=st.sampled_from(list(ev.Meaning)), after=pauses)
     def signal(self, name: str, meaning: ev.Meaning, after: int) -> None:
         """A signal of any meaning."""
         self.feed(ev.SignalCame(name, meaning), after)
 
-    @rule(state=st.sampled_from(STATES), reason=st.sampled_from(REASONS), more=st.sampled_from([-1, 0, 0, 0, 1]), end=instants,
-          preempt=instants, flags=st.tuples(st.booleans(), st.booleans(), st.booleans()), after=pauses)  # fmt: skip
-    def look(self, state: str, reason: str, more: int, end: int | None, preempt: int | None,
-             flags: tuple[bool, bool, bool], after: int) -> None:  # fmt: skip
-        """A look comes back, asked for or not, with anything."""
+    @precondition(lambda self: not self.over)
+    @rule(
+        state=st.sampled_from(STATES),
+        reason=st.sampled_from(REASONS),
+        more=st.sampled_from(MORE_RESTARTS),
+        end=instants,
+        preempt=instants,
+        flags=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+        after=pauses,
+    )
+    def odd_look(
+        self,
+        state: str,
+        reason: str,
+        more: int,
+        end: int | None,
+        preempt: int | None,
+        flags: tuple[bool, bool, bool],
+        after: int,
+    ) -> None:
+        """A look comes back with anything."""
         wall = 10**12 + self.now + after
         view = JobView(
             state=state,
@@ -192,7 +195,68 @@ class Core(RuleBasedStateMachine):
         )
         self.feed(ev.Looked(view, "arbitrary"), after)
 
-    @precondition(lambda self: self.state.looking)
+    @precondition(lambda self: not self.over)
+    @rule(
+        off=st.sampled_from([0, 0, 0, -1, 1]),
+        kind=st.integers(0, 4),
+        good=st.booleans(),
+        commit=st.sampled_from(list(ev.CommitResult)),
+        requeue=st.sampled_from(list(ev.RequeueResult)),
+        n=st.integers(0, 30),
+        after=pauses,
+    )
+    def odd_answer(
+        self, off: int, kind: int, good: bool, commit: ev.CommitResult, requeue: ev.RequeueResult, n: int, after: int
+    ) -> None:
+        """Something is over, well or not, that may not have been asked for."""
+        current = self.state.round
+        step = n if current is None or current.at is None else current.at.n
+        events: list[ev.Event] = [
+            ev.Verified(self.number(off), "full", "" if good else "truncated", 1),
+            ev.Committed(self.number(off), step, commit, ""),
+            ev.Met(good, "x"),
+            ev.RequeueReturned(requeue, "x"),
+            ev.Looked(NoView("x", good), "arbitrary"),
+        ]
+        self.feed(events[kind], after)
+
+    @precondition(lambda self: not self.over)
+    @rule(who=whos, rank=st.integers(0, 5), code=st.sampled_from(CODES), after=pauses)
+    def lost(self, who: Who, rank: int, code: int, after: int) -> None:
+        """A process has ended, known or not; sometimes it is the command's."""
+        self.feed(ev.CommandExited(code) if rank == 0 else ev.RankGone(who.pid, "x"), after)
+
+    @precondition(lambda self: self.state.phase is Phase.RUNNING and self.state.notice is None)
+    @rule(n=st.sampled_from([-1, 0, 9]), kill_wait_ms=st.sampled_from([0, 6_000, 90_000]))
+    def chosen(self, n: int, kill_wait_ms: int) -> None:
+        """The shell has chosen the checkpoint to resume from, and learned KillWait: when the command starts, or starts again."""
+        path = "/ckpt/x" if n >= 0 else ""
+        self.policy = dataclasses.replace(self.policy, resume_from=path, resume_step=n, kill_wait_ms=kill_wait_ms)
+        self.state = machine.resumed(self.state, path, n)
+
+    # --- honest ones --------------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: not self.state.live and self.state.phase is Phase.RUNNING)
+    @rule(world=st.integers(1, 3))
+    def all_attach(self, world: int) -> None:
+        """A whole world attaches, of a generation of its own."""
+        self.attach(world)
+
+    def attach(self, world: int) -> None:
+        """So many ranks say Hello."""
+        generation = self.state.generation + bool(self.state.ranks)
+        for rank in range(world):
+            self.feed(wire.Hello(Who(rank, generation, 100 + rank + 1_000 * generation), wire.VERSION, world, rank, False), 1)
+
+    @precondition(lambda self: self.state.phase is Phase.RUNNING and self.policy.every_steps and self.state.live)
+    @rule(n=st.integers(1, 30), after=pauses)
+    def all_stop(self, n: int, after: int) -> None:
+        """All stop by themselves at the same step."""
+        self.feed(ev.Tick(), after)
+        for rank in self.state.ranks:
+            self.feed(wire.Arrived(rank.who, 0, Position(n, 0)), 1)
+
+    @precondition(lambda self: not self.over and self.state.looking)
     @rule(preempted=st.booleans(), after=st.integers(20, 200))
     def plain_look(self, preempted: bool, after: int) -> None:
         """The look that was asked for comes back: running, or preempted with 20 s to go."""
@@ -201,58 +265,47 @@ class Core(RuleBasedStateMachine):
         restarts = self.state.start_restarts
         self.feed(ev.Looked(JobView("RUNNING", "None", restarts, end, preempt, None, True, True, wall, False), "plain"), after)
 
-    @rule(definite=st.booleans(), after=pauses)
-    def no_look(self, definite: bool, after: int) -> None:
-        """A look comes back with nothing."""
-        self.feed(ev.Looked(NoView("x", definite), "arbitrary"), after)
+    @precondition(lambda self: self.state.phase.value in range(Phase.AGREEING.value, Phase.DONE.value))
+    @rule(n=st.integers(0, 30), after=st.integers(0, 300))
+    def next_part(self, n: int, after: int) -> None:
+        """Whoever is waited for does its part."""
+        self.honest(n, after)
 
-    @rule(off=st.sampled_from([0, 0, 0, -1, 1]), problem=st.sampled_from(["", "", "truncated"]), after=pauses)
-    def verified(self, off: int, problem: str, after: int) -> None:
-        """A verification is over, asked for or not."""
-        self.feed(ev.Verified(self.number(off), "full", problem, 1), after)
+    @precondition(lambda self: self.state.phase.value in range(Phase.AGREEING.value, Phase.DONE.value))
+    @rule(times=st.integers(2, 6), n=st.integers(0, 30), after=st.integers(0, 300))
+    def next_parts(self, times: int, n: int, after: int) -> None:
+        """The same, several times."""
+        for _ in range(times):
+            self.honest(n, after)
 
-    @rule(
-        off=st.sampled_from([0, 0, 0, -1, 1]), result=st.sampled_from(list(ev.CommitResult)), n=st.integers(0, 30), after=pauses
-    )
-    def committed(self, off: int, result: ev.CommitResult, n: int, after: int) -> None:
-        """A commit is over, asked for or not."""
-        current = self.state.round
-        step = n if current is None or current.at is None else current.at.n
-        self.feed(ev.Committed(self.number(off), step, result, ""), after)
+    def honest(self, n: int, after: int) -> None:
+        """The next thing that happens when all goes well."""
+        current, requeue, phase = self.state.round, self.state.requeue, self.state.phase
+        self.feed(ev.Tick(), after)
+        if current is not None and phase in (Phase.AGREEING, Phase.SAVING):
+            for member in current.members:
+                if current.at is None:
+                    self.feed(wire.Ack(member.who, current.number, Position(n, 0)))
+                elif not current.go:
+                    self.feed(wire.Arrived(member.who, current.number, current.at))
+                else:
+                    self.feed(wire.Saved(member.who, current.number, current.at.n, (), 7))
+        elif current is not None and current.at is not None:
+            verified = ev.Verified(current.number, "full", "", 1)
+            committed = ev.Committed(current.number, current.at.n, ev.CommitResult.COMMITTED, "")
+            self.feed(verified if phase is Phase.VERIFYING else committed)
+        elif phase is Phase.LEAVING:
+            for rank in self.state.live:
+                self.feed(wire.Left(rank.who, 1, again=False), 1)
+        elif self.state.looking:
+            wall = 10**12 + self.now
+            view = JobView("RUNNING", "None", self.state.start_restarts, wall + 9_000, wall, None, True, True, wall, False)
+            self.feed(ev.Looked(view, "preempted"))
+        elif requeue is not None:
+            met, accepted = ev.Met(True, ""), ev.RequeueReturned(ev.RequeueResult.ACCEPTED, "")
+            self.feed(accepted if requeue.asking is Asking.CALLING else met)
 
-    @rule(ready=st.booleans(), after=pauses)
-    def met(self, ready: bool, after: int) -> None:
-        """The other steps have answered, asked or not."""
-        self.feed(ev.Met(ready, "x"), after)
-
-    @rule(result=st.sampled_from(list(ev.RequeueResult)), after=pauses)
-    def requeue_returned(self, result: ev.RequeueResult, after: int) -> None:
-        """A requeue call has come back, made or not."""
-        self.feed(ev.RequeueReturned(result, "x"), after)
-
-    @rule(who=whos, after=pauses)
-    def rank_gone(self, who: Who, after: int) -> None:
-        """A process has ended, known or not."""
-        self.feed(ev.RankGone(who.pid, "x"), after)
-
-    @rule(code=st.sampled_from([0, 1, 77, 137]), after=pauses)
-    def command_exited(self, code: int, after: int) -> None:
-        """The command has ended."""
-        self.feed(ev.CommandExited(code), after)
-
-    @precondition(lambda self: self.state.phase is Phase.RUNNING and self.state.notice is None)
-    @rule(n=st.sampled_from([-1, 0, 9]))
-    def resumed(self, n: int) -> None:
-        """The shell has chosen the checkpoint to resume from: when the command starts, or starts again."""
-        self.policy = dataclasses.replace(self.policy, resume_from="/ckpt/x" if n >= 0 else "", resume_step=n)
-        self.state = machine.resumed(self.state, self.policy.resume_from, n)
-
-    @rule(kill_wait_ms=st.sampled_from([0, 6_000, 90_000]))
-    def kill_wait(self, kill_wait_ms: int) -> None:
-        """Slurm's KillWait has become known."""
-        self.policy = dataclasses.replace(self.policy, kill_wait_ms=kill_wait_ms)
-
-    # --- time -----------------------------------------------------------------------------------------------------------
+    # --- time ---------------------------------------------------------------------------------------------------------------
 
     @rule(after=pauses)
     def tick(self, after: int) -> None:

@@ -44,6 +44,9 @@ WAIT_S = 40
 """Bound on whatever takes a second or two on an idle machine."""
 
 POLL_S = 0.05
+ASK_S = 0.2
+"""Pause between questions to slurmctld: each is a process, on cores that the tests need."""
+
 TAIL_LINES = 60
 NOISE = re.compile(
     r"FED_INFO|_get_fed|REQUEST_JOB_INFO|cons_tres|usable nodes|Tree head|node_did_resp|backfill|scheduler|group_cache"
@@ -56,7 +59,7 @@ def pause(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
-def wait_for(look: Callable[[], T | None], what: Callable[[], str] | str, timeout: float = WAIT_S) -> T:
+def wait_for(look: Callable[[], T | None], what: Callable[[], str] | str, timeout: float = WAIT_S, poll_s: float = POLL_S) -> T:
     """What `look` gives as soon as it gives something true."""
     deadline = time.monotonic() + timeout
     while True:
@@ -65,7 +68,7 @@ def wait_for(look: Callable[[], T | None], what: Callable[[], str] | str, timeou
             return found
         if time.monotonic() >= deadline:
             raise AssertionError(f"not within {timeout} s: {what if isinstance(what, str) else what()}")
-        pause(POLL_S)
+        pause(poll_s)
 
 
 def toy_words(*knobs: str) -> list[str]:
@@ -183,7 +186,7 @@ class Run:
             record = self.job()
             return record if record["JobState"] in states and restarts in (None, int(record["Restarts"])) else None
 
-        return wait_for(there, lambda: f"{'/'.join(states)} with restarts={restarts}, but {self.job()}", timeout)
+        return wait_for(there, lambda: f"{'/'.join(states)} with restarts={restarts}, but {self.job()}", timeout, ASK_S)
 
     def wait_requeued(self, restarts: int = 1, timeout: float = WAIT_S) -> None:
         """Until the job waits for its next start, or has started already."""

@@ -83,6 +83,13 @@ def gone(state: State, pid: int) -> State:
     return state
 
 
+def all_gone(state: State) -> State:
+    """The state after the command's end, when it is started again: no rank is left, also none whose process is not ours to watch,
+    and the next ones may begin before the last step that was agreed on, where their own stops are no echoes."""
+    left = tuple(dataclasses.replace(rank, gone=True, stopped_at=None) for rank in state.ranks)
+    return dataclasses.replace(state, ranks=left, last_n=-1)
+
+
 def put(state: State, rank: Rank) -> State:
     """The state with this rank's entry replaced."""
     return dataclasses.replace(state, ranks=tuple(rank if other.who == rank.who else other for other in state.ranks))

@@ -233,7 +233,11 @@ def tick(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands, st
             (),
             f"the time for the save is over: {now_ms - current.began_ms} ms after the request, {_names(waiting)}",
         )
-    mute = [member for member in waiting if now_ms - _heard_ms(state, member) >= _mute_ms(member)]
+    mute = [
+        member
+        for member in current.members
+        if _is_heard_again(state, member) and now_ms - _heard_ms(state, member) >= _mute_ms(member)
+    ]
     if mute:
         for member in mute:
             state = lost(state, member.who, Stage.LATE, f"not heard for {_mute_ms(member)} ms")
@@ -252,7 +256,7 @@ def next_deadline(state: State) -> int | None:
     times = [current.save_by_ms, current.said_ms + RESEND_MS]
     if current.missing_by_ms is not None:
         times.append(current.missing_by_ms)
-    times += [_heard_ms(state, m) + _mute_ms(m) for m in current.members if _is_waited_for(state, m)]
+    times += [_heard_ms(state, m) + _mute_ms(m) for m in current.members if _is_heard_again(state, m)]
     return min(times)
 
 
@@ -352,6 +356,16 @@ def _is_waited_for(state: State, member: Member) -> bool:
     if current.go:
         return member.stage in (Stage.ARRIVED, Stage.SAVING)
     return member.stage in (Stage.REQUESTED, Stage.AGREED)
+
+
+def _is_heard_again(state: State, member: Member) -> bool:
+    """Whether this member has to be heard every second: it is asked again and again, or stands at T and repeats it.
+
+    One that stood there, was cut off, let go of the round and whose Failed was lost says nothing any more; nobody asks it.
+    """
+    current = state.round
+    stands = current is not None and not current.go and member.stage is Stage.ARRIVED
+    return stands or _is_waited_for(state, member)
 
 
 def _heard_ms(state: State, member: Member) -> int:

@@ -224,6 +224,9 @@ def back(policy: Policy, state: State, now_ms: int, committed: bool) -> Result:
     if state.notice is not None:
         if committed and now_ms + state.longest_save_ms > state.notice.budget.save_by_ms:
             return leaving.leave(policy, state, True, "", now_ms)
+        if state.given_up is not None and not committed and now_ms >= state.notice.budget.save_by_ms:
+            # No time for another: one that could only be given up at once would hide why this one was.
+            return leaving.leave(policy, state, False, state.given_up.reason, now_ms)
         return begin(policy, state, Kind.LEAVE, now_ms)
     return own_stops(policy, state, now_ms)
 
@@ -282,7 +285,7 @@ def command_over(policy: Policy, state: State, now_ms: int) -> Result:
     if code != 0 and state.restarts < policy.restarts:
         restart = state.restarts + 1
         state = dataclasses.replace(state, code=None, restarts=restart, round=None, next_save_ms=next_save_ms(policy, now_ms))
-        return state, (StartCommand(restart),)
+        return ranks.all_gone(state), (StartCommand(restart),)
     return leaving.done(state, code, "training ended by itself" if code == 0 else f"training failed by itself with status {code}")
 
 
