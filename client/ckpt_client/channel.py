@@ -33,6 +33,9 @@ GOODBYE_MS = 200
 JOIN_SECONDS_MAX = 0.5
 """The listener gets this long to close at the end of the process; it is a daemon thread, so nothing waits longer."""
 
+WAKE_BYTES = 4_096
+"""Read at once from the pipe that wakes the listener; a pipe and not an eventfd, which some Pythons lack."""
+
 WORDS_PER_TURN_MAX = 1_000
 """Most words taken from the socket before the outbox is looked at."""
 
@@ -58,21 +61,19 @@ def tell(text: str) -> None:
 class Line:
     """An open connection to the supervisor. Made by `open_line`; used by one thread at a time."""
 
-    __slots__ = ("_closed", "context", "dealer", "monitor", "supervisor_fd", "wake_fd")
+    __slots__ = ("_closed", "bell_fd", "context", "dealer", "monitor", "supervisor_fd", "wake_fd")
 
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         dealer: zmq.Socket[bytes],
         monitor: zmq.Socket[bytes],
-        wake_fd: int,
-        supervisor_fd: int,
+        fds: tuple[int, int, int],
     ) -> None:
         self.context = context
         self.dealer = dealer
         self.monitor = monitor
-        self.wake_fd = wake_fd
-        self.supervisor_fd = supervisor_fd
+        self.wake_fd, self.bell_fd, self.supervisor_fd = fds
         self._closed = False
 
     def send(self, word: wire.FromRank) -> None:
@@ -100,7 +101,7 @@ class Line:
             poller.register(self.supervisor_fd, zmq.POLLIN)
         came = dict(poller.poll(timeout_ms))
         if self.wake_fd in came:
-            os.eventfd_read(self.wake_fd)
+            os.read(self.wake_fd, WAKE_BYTES)
         return self.monitor not in came and self.supervisor_fd not in came
 
     def close(self, linger_ms: int) -> None:
@@ -113,6 +114,7 @@ class Line:
         self.dealer.close(linger=linger_ms)
         self.context.term()
         os.close(self.wake_fd)
+        os.close(self.bell_fd)
         if self.supervisor_fd >= 0:
             os.close(self.supervisor_fd)
 
@@ -128,7 +130,8 @@ def open_line(endpoint: str, supervisor_pid: int) -> Line:
         monitor = dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         dealer.connect(endpoint)
         undo.pop_all()
-    return Line(context, dealer, monitor, os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK), _watch(supervisor_pid))
+    wake_fd, bell_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    return Line(context, dealer, monitor, (wake_fd, bell_fd, _watch(supervisor_pid)))
 
 
 def greet(line: Line, hello: wire.Hello, timeout_ms: int) -> wire.Welcome | wire.Refused | None:
@@ -170,7 +173,8 @@ class Listener:
     def ring(self) -> None:
         """Have the outbox looked at now. Called by the training thread, under the lock."""
         if self._open:
-            os.eventfd_write(self._line.wake_fd, 1)
+            with contextlib.suppress(BlockingIOError):  # Full: it is awake already.
+                os.write(self._line.bell_fd, b"\0")
 
     def close(self) -> None:
         """Send what is left to say, close, and wait for that within a bound."""
@@ -224,7 +228,7 @@ def _watch(pid: int) -> int:
         return -1
     try:
         return os.pidfd_open(pid)
-    except OSError:
+    except (OSError, AttributeError):  # Pythons built on old systems (conda's) lack it.
         return -1
 
 

@@ -18,17 +18,16 @@ from typing import Any
 import zmq
 from ckpt_client import wire
 
-from ckpt_supervisor import children, disk
+from ckpt_supervisor import children, disk, emergency
 from ckpt_supervisor.core import commands as do
 from ckpt_supervisor.core import events as ev
 from ckpt_supervisor.core import machine
 from ckpt_supervisor.core.describe import Entry, describe
 from ckpt_supervisor.core.leaving import before_requeue_line
-from ckpt_supervisor.core.policy import EXIT_STALE, NOT_LOOKED, Cause, Policy, read
+from ckpt_supervisor.core.policy import EXIT_STALE, NOT_LOOKED, Policy
 from ckpt_supervisor.core.state import Phase
-from ckpt_supervisor.core.views import JobView
 from ckpt_supervisor.disk import Resume
-from ckpt_supervisor.errands import LANES, LOOK_TIMEOUT_S, REQUEUE_TIMEOUT_S, Errands
+from ckpt_supervisor.errands import LANES, Errands
 from ckpt_supervisor.journal import Journal, Who
 from ckpt_supervisor.lanes import Lanes
 from ckpt_supervisor.launch import Launch, Started
@@ -36,11 +35,11 @@ from ckpt_supervisor.shield import SETTLED_MS, Shield, next_sweep_ms
 from ckpt_supervisor.stderr import say
 from ckpt_supervisor.transport import Garbage
 
-EXIT_SOFTWARE = 70
-"""EX_SOFTWARE of sysexits.h: a fault of the supervisor's own, after it has tried to requeue."""
-
 SWEEP_MS = 1_000
 """The shield looks at the command's processes this often; half a millisecond of CPU a look is half of what we may cost."""
+
+TOLD_MAX = 100
+"""Most different reasons of failed saves that are told on stderr; all are in the journal."""
 
 FLUSH_MS = 2_000
 """At the end the journal gets this long to be written."""
@@ -75,6 +74,7 @@ class Supervisor:
         self.signalled = False
         self.events: collections.deque[ev.Event] = collections.deque()
         self.feeding = False
+        self.told: set[str] = set()
         self.journal = Journal(launch.options.dir / "journal", Who(job.name, job.attempt, job.step_id, launch.epoch, job.task))
         self.errands = Errands(launch, lanes, self.feed, self._log)
         self.policy = policy_of(launch, can_look=self.errands.scontrol is not None)
@@ -117,6 +117,8 @@ class Supervisor:
         self.state, commands = machine.step(self.policy, before, event, now)
         for entry in describe(event, before, self.state, commands, now):
             self._log(entry)
+            if entry.event == "round_given_up" and self.state.leaving is None:
+                self._tell_once(entry.fields.get("reason"))
         if before.phase is not Phase.REQUEUEING and self.state.phase is Phase.REQUEUEING:
             say(before_requeue_line(self.policy, self.state))
         for command in commands:
@@ -237,7 +239,11 @@ class Supervisor:
             case do.Exit(code=code, line=line):
                 self.exit = (code, line)
             case do.LookUp() | do.Verify() | do.Commit() | do.DropPartial() | do.Prune() | do.Meet() | do.CallRequeue():
-                self.errands.carry_out(command, self.state.resume_step)
+                self.errands.carry_out(command, self._protected())
+
+    def _protected(self) -> frozenset[int]:
+        """Steps that are never pruned: what this attempt resumed from, and its newest commit."""
+        return frozenset({self.state.resume_step, self.state.committed_step})
 
     def _end_command(self) -> None:
         self._kill_all()
@@ -255,9 +261,8 @@ class Supervisor:
 
     def _chosen(self, resume: Resume) -> None:
         """The look at the start is over."""
-        if resume.refusal and self.exit is None:
-            self._log(Entry("refused", "error", {"text": resume.refusal}))
-            self.exit = (EXIT_STALE, resume.refusal)
+        if resume.refusal:
+            self._refuse(resume.refusal)
             return
         self._resume_from(resume)
         if self.state.phase is Phase.RUNNING and self.exit is None:
@@ -270,8 +275,8 @@ class Supervisor:
 
         def chosen(resume: Resume) -> None:
             if resume.refusal:
-                resume = Resume(self.state.resume_from, self.state.resume_step, ())
-            if self.state.phase is not Phase.RUNNING or self.exit is not None:
+                self._refuse(resume.refusal)
+            if resume.refusal or self.state.phase is not Phase.RUNNING or self.exit is not None:
                 return
             self._resume_from(resume)
             say(f"the command failed; starting it again in place ({restart} of {self.launch.options.restarts})")
@@ -279,6 +284,12 @@ class Supervisor:
 
         self._kill_all()
         self.errands.choose(None, chosen)
+
+    def _refuse(self, why: str) -> None:
+        """Nothing may be started. On the way out already (a notice came meanwhile) that changes nothing: the requeue comes first."""
+        self._log(Entry("refused", "error", {"text": why}))
+        if self.state.phase is Phase.RUNNING and self.state.notice is None and self.exit is None:
+            self.exit = (EXIT_STALE, why)
 
     def _resume_from(self, resume: Resume) -> None:
         """From here on this is what ranks are told, and the newest checkpoint that counts."""
@@ -303,7 +314,16 @@ class Supervisor:
 
     def _log(self, entry: Entry) -> None:
         stamp = self.journal.stamp()
+        if not self.lanes.room("journal"):
+            return
         self.lanes.post("journal", "journal", lambda: self.journal.write(entry.event, entry.level, stamp, entry.fields), _ignore)
+
+    def _tell_once(self, reason: object) -> None:
+        """A save that failed while training goes on is told, but not again for the same reason."""
+        text = str(reason or "")
+        if text and text not in self.told and len(self.told) < TOLD_MAX:
+            self.told.add(text)
+            say(f"a save was given up, training goes on: {text}")
 
     def _end(self) -> int:
         assert self.exit is not None
@@ -327,16 +347,14 @@ class Supervisor:
             self.lanes.deliver()
 
     def emergency(self) -> int:
-        """After a fault of our own: end the command, and bring the job back if it was being interrupted and not cancelled."""
-        self._kill_all()
-        scontrol = self.errands.scontrol
-        if self.state.notice is None or scontrol is None or self.policy.requeue != "auto":
-            return EXIT_SOFTWARE
-        view = scontrol.show_job(LOOK_TIMEOUT_S)
-        if isinstance(view, JobView) and read(view, self.policy, now_ms(), None).cause is not Cause.CANCELLED:
-            say(f"requeue after the error: {scontrol.requeue(REQUEUE_TIMEOUT_S).kind}")
-            return EXIT_STALE
-        return EXIT_SOFTWARE
+        """After a fault of our own: see emergency.py."""
+        inbox = self.launch.inbox
+        if self.state.notice is None:
+            code = emergency.outlive(self.child, inbox)
+            if code is not None:
+                return code
+        children.end_all(signal.SIGKILL, self.launch.claims)
+        return emergency.bring_back(self.errands.scontrol, self.policy, self.state, inbox, now_ms)
 
 
 def policy_of(launch: Launch, can_look: bool) -> Policy:

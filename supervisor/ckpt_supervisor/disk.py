@@ -43,6 +43,8 @@ class Resume:
     step: int
     lines: tuple[str, ...]
     refusal: str = ""
+    damaged: frozenset[int] = frozenset()
+    """Steps that were looked at and are not whole."""
 
 
 NOTHING = Resume("", -1, ())
@@ -55,6 +57,7 @@ def choose(options: Options, epoch: int, progress: Callable[[int, int], None] | 
         f"passed over {candidate.path.name}: {report.verdict.value}: {report.reason}"
         for candidate, report in choice.passed_over[:LINES_MAX]
     ]
+    damaged = frozenset(candidate.step for candidate, _ in choice.passed_over)
     if choice.unknown:
         lines.append(f"could not look at everything: {choice.reason}")
     if choice.chosen is not None:
@@ -63,9 +66,9 @@ def choose(options: Options, epoch: int, progress: Callable[[int, int], None] | 
             problem = store.promote(options.dir, choice.chosen, epoch)
             if problem:
                 lines.append(f"{choice.chosen.path.name} could not be marked as fully verified: {problem}")
-        return Resume(str(choice.chosen.path), choice.chosen.step, tuple(lines))
+        return Resume(str(choice.chosen.path), choice.chosen.step, tuple(lines), damaged=damaged)
     if options.allow_restart_from_scratch:
-        return Resume("", -1, tuple(lines))
+        return Resume("", -1, tuple(lines), damaged=damaged)
     if choice.unknown:
         return Resume("", -1, tuple(lines), f"{options.dir} cannot be looked at, so nothing is started: {choice.reason}")
     if choice.passed_over:
@@ -74,7 +77,7 @@ def choose(options: Options, epoch: int, progress: Callable[[int, int], None] | 
             "say --allow-restart-from-scratch"
         )
         return Resume("", -1, tuple(lines), refusal)
-    return Resume("", -1, tuple(lines))
+    return Resume("", -1, tuple(lines), damaged=damaged)
 
 
 def last_failure(directory: Path, job: str, epoch: int) -> str:
@@ -161,15 +164,24 @@ class Pruned:
     problems: tuple[str, ...]
 
 
-def prune(options: Options, resumed_step: int) -> Pruned:
-    """Remove what --keep does not keep, one after the other, each crash-safe."""
+def prune(options: Options, epoch: int, protected: frozenset[int], damaged: frozenset[int]) -> Pruned:
+    """Remove what --keep does not keep, one after the other, each crash-safe, for as long as we hold the directory.
+
+    `damaged`: steps that were read in full and are not whole, whatever a look at names and sizes says: they do not count.
+    """
     names: list[str] = []
     problems: list[str] = []
     try:
-        candidates = store.to_prune(store.scan(options.dir), options.keep, {resumed_step})
+        whole = [candidate for candidate in store.scan(options.dir) if candidate.step not in damaged]
+        candidates = store.to_prune(whole, options.keep, protected)
     except OSError as error:
         return Pruned((), (str(error),))
     for candidate in candidates:
+        try:
+            if not store.check_epoch(options.dir, epoch):
+                return Pruned(tuple(names), (*problems, "another run holds the directory now"))
+        except OSError as error:
+            return Pruned(tuple(names), (*problems, str(error)))
         removed = store.remove(candidate)
         names.append(candidate.path.name)
         problems += removed.problems

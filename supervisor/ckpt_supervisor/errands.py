@@ -41,6 +41,8 @@ class Errands:
         self._feed = feed
         self._log = log
         self._entries: dict[int, disk.Entries] = {}
+        self._damaged: set[int] = set()
+        """Steps that were read in full and are not whole: names and sizes may not show it."""
         job = launch.job
         self.scontrol = Scontrol.locate(job.slurm, launch.env, launch.claims) if job.slurm is not None else None
         self._meeting = Meeting(state_directory(launch.env), job.name, job.step_id, job.attempt, str(launch.options.dir))
@@ -81,6 +83,7 @@ class Errands:
             for line in resume.lines:
                 say(line)
                 self._log(Entry("passed_over", "warning", {"text": line}))
+            self._damaged = set(resume.damaged)
             # Not before: the look may be replacing a manifest, by way of a name that the sweep takes for rubbish.
             self._sweep()
             then(resume)
@@ -91,8 +94,8 @@ class Errands:
         options, epoch = self._launch.options, self._launch.epoch
         self._lanes.post("prune", "sweeping", lambda: disk.sweep(options, epoch), self._pruned)
 
-    def carry_out(self, command: Errand, resumed_step: int) -> None:
-        """Run one command. `resumed_step`: the checkpoint that this attempt resumed from is never pruned."""
+    def carry_out(self, command: Errand, protected: frozenset[int]) -> None:
+        """Run one command. `protected`: steps that are never pruned."""
         directory, options = self._launch.options.dir, self._launch.options
         match command:
             case do.LookUp(why=why):
@@ -104,7 +107,8 @@ class Errands:
             case do.DropPartial(partial=partial):
                 self._lanes.post("prune", "dropping a partial", lambda: disk.drop(directory, partial), self._dropped)
             case do.Prune():
-                self._lanes.post("prune", "pruning", lambda: disk.prune(options, resumed_step), self._pruned)
+                epoch, damaged = self._launch.epoch, frozenset(self._damaged)
+                self._lanes.post("prune", "pruning", lambda: disk.prune(options, epoch, protected, damaged), self._pruned)
             case do.Meet():
                 self._lanes.post("meeting", "meeting the other steps", self._meeting.meet, self._met)
             case do.CallRequeue():
@@ -169,6 +173,8 @@ class Errands:
         def committed(result: Any) -> None:
             if isinstance(result, Broken):
                 result = (ev.CommitResult.FAILED, f"{result.what}: {result.error}")
+            if result[0] is ev.CommitResult.COMMITTED:
+                self._damaged.discard(command.step)  # A damaged one of this step has been put aside.
             self._feed(ev.Committed(command.round, command.step, *result))
 
         self._lanes.post("store", "committing", commit, committed)

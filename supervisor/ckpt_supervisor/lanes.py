@@ -19,6 +19,9 @@ from typing import Any
 
 RESULTS_PER_TURN_MAX = 100
 
+QUEUED_MAX = 10_000
+"""More than that waits in no lane; only the journal's can come near it, and loses its newest lines then."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Broken:
@@ -51,6 +54,10 @@ class Lanes:
     def fileno(self) -> int:
         """Readable when a result is here."""
         return self._read_end.fileno()
+
+    def room(self, lane: str) -> bool:
+        """Whether a lane that a dead disk holds up may take more."""
+        return self._queues[lane].qsize() < QUEUED_MAX
 
     def post(self, lane: str, what: str, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
         """Queue one piece of work."""

@@ -64,7 +64,7 @@ def run(options: Options, env: Mapping[str, str], supervise: Callable[[Launch], 
         say(refusal)
         return EXIT_USAGE
     extra = {*options.notice_signals, *options.save_signals}
-    with SignalInbox(extra) as inbox, contextlib.ExitStack() as stack:
+    with SignalInbox(extra, last=True) as inbox, contextlib.ExitStack() as stack:
         try:
             options.dir.mkdir(parents=True, exist_ok=True)
             epoch = take_epoch(options.dir, job.name, job.attempt, job.step_id).epoch

@@ -36,7 +36,10 @@ class SignalInbox:
     Equal signals that come faster than they are handled are one signal: the kernel merges them.
     """
 
-    def __init__(self, extra: Iterable[int] = ()) -> None:
+    def __init__(self, extra: Iterable[int] = (), last: bool = False) -> None:
+        """`last`: nothing comes after it but the end of the process; its signals stay blocked then, since one more SIGTERM while
+        Python ends would turn the exit status into "killed by signal 15"."""
+        self._last = last
         self._wanted = sorted({int(number) for number in (*STANDARD, *extra)})
         self._before: dict[int, Any] = {}
 
@@ -53,7 +56,10 @@ class SignalInbox:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask_before)
+        if self._last:
+            signal.pthread_sigmask(signal.SIG_BLOCK, self._before)
+        else:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask_before)
         for number, handler in self._before.items():
             # None: it was not installed from Python and cannot be put back from here.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

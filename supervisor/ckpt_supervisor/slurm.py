@@ -270,8 +270,8 @@ def _complaint(ran: Ran) -> str:
 
 @contextlib.contextmanager
 def _shielded() -> Iterator[None]:
-    """This thread's mask is SHIELDED while a child is made; the child inherits it through fork and exec."""
-    before = signal.pthread_sigmask(signal.SIG_SETMASK, SHIELDED)
+    """SHIELDED is blocked in this thread while a child is made, besides what is already; the child inherits that."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SHIELDED)
     try:
         yield
     finally:

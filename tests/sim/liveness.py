@@ -82,7 +82,9 @@ def _goes_on(checks: Checks) -> None:
 def _ample(options: Options) -> bool:
     """Whether the time until the kill is enough for everybody, with a save already running."""
     attached_ms = options.start_ms + (3_000 if options.mode == "lossy" else 100)
-    if options.story_ms < attached_ms * (2 if options.story in ("limit", "watch") else 1):
+    if options.story in ("limit", "watch"):
+        attached_ms = 2 * attached_ms + 1_000  # Instants are whole seconds.
+    if options.story_ms < attached_ms:
         return False  # Not all may have attached by then. (The watch acts in the second half of the time at the earliest.)
     if options.ranks > 1 and options.phase_every and not options.collective:
         return False  # Rank 0 may be any number of steps behind.

@@ -116,7 +116,7 @@ LEAVING = (
     )),
     fault("unknown_taken_for_refused", ("leaving", "            return _pause(state, event.reason, now_ms)\n", "            return _over(policy, state, event.reason, now_ms)\n")),
     fault("cancelled_taken_for_preempted", ("policy", "    return Cause.CANCELLED\n", "    return Cause.PREEMPTED\n")),
-    fault("preempt_time_tested_first", ("policy", "    if view.state in RUNNING_STATES:\n        if view.preempt_ms is not None:\n", "    if view.preempt_ms is not None or view.state in RUNNING_STATES:\n        if view.preempt_ms is not None:\n")),
+    fault("preempt_time_tested_first", ("policy", "    if runs(view):\n        if view.preempt_ms is not None:\n", "    if view.preempt_ms is not None or runs(view):\n        if view.preempt_ms is not None:\n")),
     fault("verification_ignored", ("machine", "            if problem:\n                return turns.give_up(policy, state, f\"verification: {problem}\", now_ms)\n", "")),
     fault("phase_goes_back", ("leaving", "    return requeue_tick(policy, dataclasses.replace(state, requeue=requeue), now_ms)\n", "    return dataclasses.replace(state, requeue=None, phase=Phase.LEAVING), ()\n")),
     fault("deadlines_counted_forwards", ("budget", "    out_by_ms = kill_at_ms - margin_ms\n", "    out_by_ms = now_ms + 30_000\n")),

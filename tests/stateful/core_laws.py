@@ -13,7 +13,7 @@ from ckpt_supervisor.core import events as ev
 from ckpt_supervisor.core import machine
 from ckpt_supervisor.core.describe import describe
 from ckpt_supervisor.core.leaving import before_requeue_line
-from ckpt_supervisor.core.policy import RUNNING_STATES, Cause, Policy
+from ckpt_supervisor.core.policy import Cause, Policy, runs
 from ckpt_supervisor.core.state import Asking, Kind, Phase, State
 from ckpt_supervisor.core.views import JobView
 
@@ -91,7 +91,7 @@ class Laws:
                 self.said_hello.add(event.who.pid)
             case ev.Looked(view=JobView() as view):
                 self.cancelled = (
-                    view.state not in RUNNING_STATES
+                    not runs(view)
                     and view.state not in ("TIMEOUT", "NODE_FAIL")
                     and view.reason not in ("TimeLimit", "NodeDown")
                     and view.preempt_ms is None

@@ -50,6 +50,12 @@ class Client(RuleBasedStateMachine):
         self.done = 0
         self.left = self.finished = self.dead = False
 
+    @precondition(lambda self: self.left or self.finished or self.dead)
+    @rule(start=st.integers(0, 3))
+    def attach_again(self, start: int) -> None:
+        """The next process."""
+        self.attach(start, resumed=False)
+
     # --- the supervisor, or anybody ---------------------------------------------------------------------------------------
 
     def hear(self, word: wire.ToRank) -> None:
@@ -90,6 +96,18 @@ class Client(RuleBasedStateMachine):
         self.hear(wire.SaveAt(number, at, "/ckpt/x", then, 1_000))
 
     @precondition(lambda self: not self.dead)
+    @rule(ahead=st.integers(0, 2), k=st.sampled_from([0, 0, 1]), then=thens, go=st.booleans())
+    def ordered(self, ahead: int, k: int, then: Literal["leave", "go_on"], go: bool) -> None:
+        """A round as it is meant to be."""
+        self.prepare(0, new=True)
+        entered = self.rank.position()
+        at = Position(entered.n + ahead, k if ahead else entered.k)
+        self.orders.setdefault(self.newest, set()).add(at)
+        self.hear(wire.SaveAt(self.newest, at, "/ckpt/x", then, 1_000))
+        if go:
+            self.go(0, None)
+
+    @precondition(lambda self: not self.dead)
     @rule(off=rounds, then=st.sampled_from(["leave", "go_on", None]))
     def go(self, off: int, then: Literal["leave", "go_on"] | None) -> None:
         """Go, with or without what comes after."""
@@ -123,13 +141,21 @@ class Client(RuleBasedStateMachine):
     # --- the training thread ---------------------------------------------------------------------------------------------
 
     @precondition(lambda self: not (self.parked or self.saving or self.finished))
-    @rule(more=st.integers(1, 2), points=st.integers(0, 2))
-    def boundary(self, more: int, points: int) -> None:
-        """A step, perhaps with safe points: store `entered`, then ask if something is asked for (rule 1)."""
-        self.here = Position(self.here.n + (more if points == 0 else 0), 0 if points == 0 else self.here.k + points)
-        self.rank.entered = self.here.n if points == 0 else Position(self.here.n, self.here.k + 1)
+    @rule(more=st.integers(1, 2), point=st.sampled_from([False, False, True]))
+    def boundary(self, more: int, point: bool) -> None:
+        """The end of a step, or a safe point: store `entered`, then ask if something is asked for (rule 1)."""
+        self.here = Position(self.here.n, self.here.k + 1) if point else Position(self.here.n + more, 0)
+        self.rank.entered = Position(self.here.n, self.here.k + 1) if point else self.here.n
         if self.rank.hold > self.rank.done or self.here.n >= self.rank.due:
             self.ask()
+
+    @precondition(lambda self: not (self.parked or self.saving or self.finished))
+    @rule()
+    def boundaries(self) -> None:
+        """Training goes on until something is asked of it."""
+        for _ in range(4):
+            if not (self.parked or self.saving or self.left):
+                self.boundary(1, point=False)
 
     @precondition(lambda self: self.parked)
     @rule(after=pauses)

@@ -36,17 +36,18 @@ REAP_MS = 2_000
 TERM_MS = 3_000
 """Slurm's SIGTERM comes about 40 ms after an accepted requeue; without it the supervisor leaves after this long."""
 
+MEET_MS = 2_000
+"""The state directory has this long to answer; it is a convenience, and the requeue is not."""
+
 MEET_AGAIN_MS = 200
 """Pause between looks at the job's other steps."""
 
 PAUSES_MS = (300, 600, 1_200, 2_500, 5_000)
 """Pauses between tries of a requeue whose result is unknown."""
 
-STAY_MS = 60_000
-"""With the requeue still unknown the supervisor stays this long beyond the expected kill."""
-
-STAY_BLIND_MS = 900_000
-"""The same where Slurm cannot be asked at all: the kill may be the end of a long grace."""
+STAY_MS = 900_000
+"""While Slurm has not answered the supervisor stays this long beyond the expected kill: leaving in a grace loses the job on 22.05, and
+no kill comes while the controller is away."""
 
 Commands = tuple[Command, ...]
 
@@ -90,7 +91,7 @@ def tick(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands]:
             return state, commands + more
         return state, commands
     if ended or now_ms >= _ask_at_ms(state):
-        requeue = Requeue(Asking.MEETING, began_ms=now_ms)
+        requeue = Requeue(Asking.MEETING, began_ms=now_ms, asked_ms=now_ms)
         state = dataclasses.replace(state, phase=Phase.REQUEUEING, requeue=requeue)
         return state, (*commands, Meet())
     return state, commands
@@ -132,12 +133,11 @@ def end_at_once(state: State, now_ms: int) -> State:
 
 
 def own_end(policy: Policy, state: State, code: int) -> tuple[State, Commands] | None:
-    """The command has ended. Its own status counts if no Leave was sent, or if every attached rank had said Finished."""
+    """The command has ended with a notice in force. Its own status counts if it is 0 and every attached rank had said Finished."""
     leaving = state.leaving
     all_finished = bool(state.ranks) and all(rank.finished for rank in state.ranks)
-    if all_finished and (leaving is None or not leaving.told or code == 0):
-        return done(state, code, _own_end_line(code))
-    if code == 0 and leaving is None and not state.ranks:
+    # A loop that an exception ended has said Finished as well: with a notice in force only status 0 is an end of its own.
+    if code == 0 and (all_finished or (leaving is None and not state.ranks)):
         return done(state, code, _own_end_line(code))
     return None
 
@@ -216,12 +216,15 @@ def requeue_tick(policy: Policy, state: State, now_ms: int) -> tuple[State, Comm
             state, more = finish(policy, state, "")
             return state, commands + more
         return state, commands
-    if now_ms >= _stay_until_ms(policy, state):
+    if now_ms >= _stay_until_ms(state):
         state, more = finish(policy, state, f"requeue not confirmed: {requeue.reason or 'no answer from Slurm'}")
+        return state, commands + more
+    if requeue.asking is Asking.MEETING and requeue.again_ms is None and now_ms >= _met_by_ms(state):
+        state, more = _look(policy, state, now_ms)
         return state, commands + more
     if requeue.again_ms is not None and now_ms >= requeue.again_ms:
         if requeue.asking is Asking.MEETING:
-            state = dataclasses.replace(state, requeue=dataclasses.replace(requeue, again_ms=None))
+            state = dataclasses.replace(state, requeue=dataclasses.replace(requeue, again_ms=None, asked_ms=now_ms))
             return state, (*commands, Meet())
         if requeue.asking is Asking.PAUSED:
             state, more = _look(policy, state, now_ms)
@@ -252,7 +255,9 @@ def next_deadline(policy: Policy, state: State) -> int | None:
         if ended_ms is not None:
             times.append(ended_ms if requeue.term_seen else max(ended_ms, _term_by_ms(state)))
     else:
-        times.append(_stay_until_ms(policy, state))
+        times.append(_stay_until_ms(state))
+        if requeue.asking is Asking.MEETING and requeue.again_ms is None:
+            times.append(_met_by_ms(state))
         if requeue.again_ms is not None:
             times.append(requeue.again_ms)
     return min(times, default=None)
@@ -375,12 +380,18 @@ def _pause(state: State, reason: str, now_ms: int) -> tuple[State, Commands]:
     return dataclasses.replace(state, requeue=requeue), ()
 
 
-def _stay_until_ms(policy: Policy, state: State) -> int:
+def _stay_until_ms(state: State) -> int:
     """Until when an unanswered requeue is stayed for. Counted from its begin where that comes after the expected kill (the
     supervisor was stopped meanwhile): it is always tried."""
     assert state.notice is not None and state.requeue is not None
-    from_ms = max(state.notice.kill_at_ms, state.requeue.began_ms)
-    return from_ms + (STAY_MS if policy.can_look else STAY_BLIND_MS)
+    return max(state.notice.kill_at_ms, state.requeue.began_ms) + STAY_MS
+
+
+def _met_by_ms(state: State) -> int:
+    """Until when the answer of the other steps is waited for: a state directory that hangs must not cost the requeue."""
+    assert state.requeue is not None and state.notice is not None
+    asked_ms = state.requeue.asked_ms
+    return max(asked_ms, min(asked_ms + MEET_MS, state.notice.budget.leave_by_ms))
 
 
 def _see_out(state: State, now_ms: int) -> tuple[State, Commands]:

@@ -313,7 +313,8 @@ def _committing(policy: Policy, state: State, event: Event, now_ms: int) -> Resu
                     round=dataclasses.replace(current, committed=True, verify_by_ms=now_ms + turns.LOOK_MS),
                 )
                 return turns.saved_all(policy, state, now_ms)
-            return turns.give_up(policy, state, f"{result.value}: {reason}" if reason else result.value, now_ms)
+            failed = f"{result.value}: {reason}" if reason else result.value
+            return turns.give_up(policy, state, failed, now_ms, commit_over=result is CommitResult.FAILED)
         case wire.Ack() | wire.Arrived() | wire.Saved():
             return state, _hold(state, event)
         case SignalCame() | Looked():

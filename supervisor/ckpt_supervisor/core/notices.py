@@ -11,12 +11,15 @@ import dataclasses
 from ckpt_supervisor.core.budget import cut
 from ckpt_supervisor.core.commands import Command, LookUp
 from ckpt_supervisor.core.events import Looked, Meaning, SignalCame
-from ckpt_supervisor.core.policy import RUNNING_STATES, Cause, Policy, Reading, lead_ms, read
+from ckpt_supervisor.core.policy import Cause, Policy, Reading, lead_ms, read, runs
 from ckpt_supervisor.core.state import Notice, Phase, State
 from ckpt_supervisor.core.views import JobView, NoView
 
 RELOOKS_MS = (100, 300, 1_000)
 """When the state does not explain a signal, look again after these: the first look may be 60 ms too early."""
+
+TURN_RELOOKS = 2
+"""A notice signal is taken for a rehearsal only after this many further looks."""
 
 REFRESH_MS = 300_000
 """The job's end time is looked at this often when nothing happens: `scontrol update TimeLimit` moves it."""
@@ -134,7 +137,7 @@ def _seen(policy: Policy, state: State, view: JobView, now_ms: int) -> State:
         state,
         start_restarts=start,
         looked_ms=now_ms,
-        ran_ms=state.asked_ms if view.state in RUNNING_STATES else state.ran_ms,
+        ran_ms=state.asked_ms if runs(view) else state.ran_ms,
         end_at_ms=end_at_ms,
         end_seen_ms=now_ms if state.end_at_ms is None else state.end_seen_ms,
         next_look_ms=now_ms + REFRESH_MS,
@@ -155,14 +158,19 @@ def _explained(policy: Policy, state: State, reading: Reading, view: JobView, no
                 cause=reading.cause,
                 signals=0,
                 looked=True,
+                deadline_known=True,
                 preempt_ms=view.preempt_ms,
             )
             return dataclasses.replace(state, notice=notice)
         return state
     may_turn = notice.meaning is Meaning.NOTICE and state.phase.value < Phase.LEAVING.value
     if may_turn and not reading.explained and _far(policy, reading, now_ms):
+        if notice.relooks < TURN_RELOOKS:
+            return _relook(state, now_ms)  # The first look may be too early; the save is running meanwhile.
         return dataclasses.replace(state, notice=None)
-    kill_at_ms = _kill_at_ms(policy, notice, reading, now_ms)
+    # What a requeue of our own brings about explains no earlier signal: a step limit's kill, say, still comes when it was to come.
+    known = notice.deadline_known or state.requeue is not None
+    kill_at_ms = _kill_at_ms(policy, dataclasses.replace(notice, deadline_known=known), reading, now_ms)
     notice = dataclasses.replace(
         notice,
         cause=reading.cause
@@ -171,24 +179,28 @@ def _explained(policy: Policy, state: State, reading: Reading, view: JobView, no
         kill_at_ms=kill_at_ms,
         budget=cut(now_ms, kill_at_ms),
         looked=True,
+        deadline_known=notice.deadline_known or reading.explained,
         preempt_ms=view.preempt_ms if reading.cause is Cause.PREEMPTED and notice.preempt_ms is None else notice.preempt_ms,
     )
     state = dataclasses.replace(state, notice=notice)
     # A job that looks cancelled may be one that Slurm is just about to requeue: that too is looked at again. So is a grace that
     # goes on although a further signal came: it may be a scancel that the controller has not written down yet.
-    still_grace = reading.cause is Cause.PREEMPTED and view.state in RUNNING_STATES and notice.signals > 1
+    still_grace = reading.cause is Cause.PREEMPTED and runs(view) and notice.signals > 1
     again = not reading.explained or reading.cause is Cause.CANCELLED or still_grace
     return _relook(state, now_ms) if again else state
 
 
 def _kill_at_ms(policy: Policy, notice: Notice, reading: Reading, now_ms: int) -> int:
-    """The kill: the first look replaces the guess, later ones only bring it nearer; TERM without a reason means KillWait."""
+    """The kill: the first look that explains the signal replaces the guess, later ones only bring it nearer.
+
+    TERM without a reason means KillWait, until a reason is seen.
+    """
     found_ms = reading.kill_at_ms
     if not reading.explained and notice.term_ms is not None:
         found_ms = notice.term_ms + policy.kill_wait_ms
     if found_ms is None:
         found_ms = notice.first_ms + policy.kill_wait_ms
-    return min(notice.kill_at_ms, found_ms) if notice.looked else max(found_ms, now_ms)
+    return min(notice.kill_at_ms, found_ms) if notice.deadline_known else max(found_ms, now_ms)
 
 
 def _far(policy: Policy, reading: Reading, now_ms: int) -> bool:

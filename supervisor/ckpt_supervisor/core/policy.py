@@ -20,7 +20,14 @@ EXIT_STALE = 76
 NOT_LOOKED = -2
 """As `resume_step`: there are checkpoints, and none has been chosen yet."""
 
-RUNNING_STATES = frozenset({"RUNNING", "SIGNALING", "CONFIGURING", "SUSPENDED", "STAGE_OUT"})
+ENDED_STATES = frozenset(
+    {"COMPLETING", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"}
+    | {"BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY", "REVOKED"}
+)
+"""A job on its way out. Slurm shows flags such as SIGNALING or RESIZING in the place of RUNNING: a word that is not in here runs."""
+
+WAITING_STATES = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
+"""A job that waits for its next start, while this one is still here: it was requeued."""
 
 
 class Cause(enum.Enum):
@@ -84,6 +91,11 @@ class Reading:
     """False when the state does not explain a signal: the first look may be 60 ms too early (docs/slurm.md, section 3)."""
 
 
+def runs(view: JobView) -> bool:
+    """Whether the job is neither on its way out nor waiting for its next start."""
+    return view.state not in ENDED_STATES and view.state not in WAITING_STATES
+
+
 def read(view: JobView, policy: Policy, now_ms: int, earlier_preempt_ms: int | None, since_ms: int | None = None) -> Reading:
     """Cause and kill time, tested in the order of docs/slurm.md section 3: state, restarts, reason, and PreemptTime last.
 
@@ -93,9 +105,9 @@ def read(view: JobView, policy: Policy, now_ms: int, earlier_preempt_ms: int | N
     """
     wait_ms = policy.kill_wait_ms
     ended_kill_ms = (now_ms if since_ms is None else since_ms) + wait_ms
-    if view.restarts > policy.start_restarts:
+    if view.restarts > policy.start_restarts or view.state in WAITING_STATES:
         return Reading(Cause.REQUEUED, ended_kill_ms, explained=True)
-    if view.state in RUNNING_STATES:
+    if runs(view):
         if view.preempt_ms is not None:
             return Reading(Cause.PREEMPTED, _end_of_grace_ms(view, now_ms) + wait_ms, explained=True)
         if view.end_ms is None:
@@ -127,11 +139,6 @@ def _end_of_grace_ms(view: JobView, now_ms: int) -> int:
     else:
         end_ms = view.looked_ms
     return now_ms + max(0, end_ms - view.looked_ms)
-
-
-def comes_back(cause: Cause) -> bool:
-    """Whether a job interrupted for this cause is requeued by us."""
-    return cause not in (Cause.CANCELLED, Cause.REQUEUED, Cause.LOCAL)
 
 
 def lead_ms(policy: Policy, longest_save_ms: int) -> int | None:

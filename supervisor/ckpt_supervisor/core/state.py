@@ -140,6 +140,8 @@ class Notice:
     end_term_ms: int | None = None
     """The first SIGTERM since the job was last seen to run: KillWait may run from there."""
     looked: bool = False
+    deadline_known: bool = False
+    """A look has explained the signal: the kill is no guess any more."""
     preempt_ms: int | None = None
     relook_ms: int | None = None
     relooks: int = 0
@@ -179,6 +181,8 @@ class Requeue:
 
     asking: Asking
     began_ms: int
+    asked_ms: int = 0
+    """When the other steps of the job were last asked."""
     again_ms: int | None = None
     calls: int = 0
     failures: int = 0

@@ -37,6 +37,10 @@ INTERRUPTS_MAX = 2
 LOOK_MS = 2_000
 """The look that tells a notice from a rehearsal is waited for this long, where it decides whether training goes on."""
 
+VERIFY_BYTES_PER_MS = 500_000
+"""What a check of every byte is counted on to do (0.5 GB/s; docs/performance.md has what it does). What would not be over in time is
+checked by structure and sizes, and in full before anybody resumes from it."""
+
 VERIFY_MS = 600_000
 """Bound on verification and commit when there is no kill ahead."""
 
@@ -129,7 +133,9 @@ def verify(policy: Policy, state: State, now_ms: int) -> Result:
     assert current is not None
     longest_ms = max((member.saved.save_ms for member in current.members if member.saved is not None), default=0)
     verify_by_ms = now_ms + VERIFY_MS if state.notice is None else state.notice.budget.verify_by_ms
-    full = policy.verify_full and not (state.notice is not None and now_ms >= state.notice.budget.save_by_ms)
+    size_bytes = sum(file.size_bytes for _, file in rounds.files(current))
+    in_time = state.notice is None or now_ms + size_bytes // VERIFY_BYTES_PER_MS <= verify_by_ms
+    full = policy.verify_full and in_time
     state = dataclasses.replace(
         state,
         phase=Phase.VERIFYING,
@@ -166,7 +172,9 @@ def saved_all(policy: Policy, state: State, now_ms: int) -> Result:
 def _may_turn(state: State) -> bool:
     """Whether the look that is under way may still find that no end is in sight."""
     notice = state.notice
-    return notice is not None and notice.meaning is Meaning.NOTICE and not notice.looked and state.looking
+    if notice is None or notice.meaning is not Meaning.NOTICE or notice.looked:
+        return False
+    return state.looking or notice.relook_ms is not None
 
 
 def waits_until_ms(state: State) -> int | None:
@@ -176,13 +184,16 @@ def waits_until_ms(state: State) -> int | None:
     return state.notice.first_ms + LOOK_MS if _may_turn(state) else state.notice.first_ms
 
 
-def give_up(policy: Policy, state: State, reason: str, now_ms: int, again: bool = True) -> Result:
-    """The round is over without a checkpoint: release everybody at once, and go on or leave."""
+def give_up(policy: Policy, state: State, reason: str, now_ms: int, again: bool = True, commit_over: bool = False) -> Result:
+    """The round is over without a checkpoint: release everybody at once, and go on or leave.
+
+    `commit_over`: its commit has failed, rather than not come back in time.
+    """
     current = state.round
     assert current is not None
     commands = rounds.abort(state, reason)
     partial = rounds.partial_path(policy, current)
-    if partial and current.go and state.phase is not Phase.COMMITTING:
+    if partial and current.go and (commit_over or state.phase is not Phase.COMMITTING):
         # Never under a running commit: it could rename a directory that is being emptied.
         commands = (*commands, DropPartial(partial))
     if state.phase in (Phase.AGREEING, Phase.SAVING):

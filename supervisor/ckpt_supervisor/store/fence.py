@@ -13,6 +13,7 @@ call makes it, whole or not at all. A file (where there are no links) can be fou
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -72,8 +73,15 @@ def take_epoch(root: str | os.PathLike[str], job: str, attempt: int, step_id: st
         _remove_claim(directory, mine.epoch)
         raise
     fresh = directory / f"{claim_name(mine.epoch)}.new"
-    write_file(fresh, msgspec.json.encode(mine) + b"\n")
-    fresh.rename(directory / ATTEMPT)
+    try:
+        write_file(fresh, msgspec.json.encode(mine) + b"\n")
+        fresh.rename(directory / ATTEMPT)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        # A full disk must not keep a requeued job from starting: without DIR/attempt the highest mark decides (check_epoch).
+        fresh.unlink(missing_ok=True)
+        (directory / ATTEMPT).unlink(missing_ok=True)
     for epoch in _claims(directory):
         if epoch < mine.epoch:
             _remove_claim(directory, epoch)
