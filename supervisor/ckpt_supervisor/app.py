@@ -12,19 +12,19 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import zmq
 from ckpt_client import wire
 
-from ckpt_supervisor import children, disk, emergency
+from ckpt_supervisor import children, disk, emergency, errands
 from ckpt_supervisor.core import commands as do
 from ckpt_supervisor.core import events as ev
 from ckpt_supervisor.core import machine
 from ckpt_supervisor.core.describe import Entry, describe
 from ckpt_supervisor.core.leaving import before_requeue_line
-from ckpt_supervisor.core.policy import EXIT_STALE, NOT_LOOKED, Policy
+from ckpt_supervisor.core.policy import EXIT_STALE
 from ckpt_supervisor.core.state import Phase
 from ckpt_supervisor.disk import Resume
 from ckpt_supervisor.errands import LANES, Errands
@@ -32,7 +32,8 @@ from ckpt_supervisor.journal import Journal, Who
 from ckpt_supervisor.lanes import Lanes
 from ckpt_supervisor.launch import Launch, Started
 from ckpt_supervisor.shield import SETTLED_MS, Shield, next_sweep_ms
-from ckpt_supervisor.stderr import say
+from ckpt_supervisor.signals import signal_name
+from ckpt_supervisor.stderr import progress, say
 from ckpt_supervisor.transport import Garbage
 
 SWEEP_MS = 1_000
@@ -43,9 +44,6 @@ TOLD_MAX = 100
 
 FLUSH_MS = 2_000
 """At the end the journal gets this long to be written."""
-
-KILL_WAIT_MS = 30_000
-"""Slurm's default KillWait, until Slurm has been asked."""
 
 
 def supervise(launch: Launch) -> int:
@@ -77,7 +75,7 @@ class Supervisor:
         self.told: set[str] = set()
         self.journal = Journal(launch.options.dir / "journal", Who(job.name, job.attempt, job.step_id, launch.epoch, job.task))
         self.errands = Errands(launch, lanes, self.feed, self._log)
-        self.policy = policy_of(launch, can_look=self.errands.scontrol is not None)
+        self.policy = errands.policy_of(launch, can_look=self.errands.scontrol is not None)
         self.state, self.first = machine.start(self.policy, now_ms())
         self.poller = zmq.Poller()
 
@@ -130,7 +128,7 @@ class Supervisor:
         if self.launch.started is not None:
             self._started(*self.launch.started, disk.NOTHING, 0)
         else:
-            self.errands.choose(progress_line(), self._chosen)
+            self.errands.choose(progress(), self._chosen)
         self.lanes.post("journal", "opening the journal", self._open_journal, _ignore)
         self.errands.begin(self._kill_wait)
         for command in self.first:
@@ -357,55 +355,9 @@ class Supervisor:
         return emergency.bring_back(self.errands.scontrol, self.policy, self.state, inbox, now_ms)
 
 
-def policy_of(launch: Launch, can_look: bool) -> Policy:
-    """The options as the machine wants them."""
-    options = launch.options
-    return Policy(
-        directory=str(options.dir),
-        epoch=launch.epoch,
-        slurm=launch.job.slurm is not None,
-        can_look=can_look,
-        requeue=options.requeue.how,
-        requeue_exit=options.requeue.code,
-        start_restarts=launch.job.attempt,
-        kill_wait_ms=options.kill_wait_ms or KILL_WAIT_MS,
-        grace_ms=options.grace_ms,
-        every_steps=options.every_steps,
-        every_ms=options.every_ms,
-        save_timeout_ms=options.save_timeout_ms,
-        leave_timeout_ms=options.leave_timeout_ms,
-        lead_ms=options.lead.ms,
-        lead_auto=options.lead.auto,
-        notice_horizon_ms=options.notice_horizon_ms,
-        verify_full=options.verify == "full",
-        restarts=options.restarts,
-        resume_step=-1 if launch.started is not None else NOT_LOOKED,
-    )
-
-
 def now_ms() -> int:
     """The one clock: monotonic, whole milliseconds."""
     return time.monotonic_ns() // 1_000_000
-
-
-def progress_line() -> Callable[[int, int], None]:
-    """A progress line on stderr for a long look at the start, at most once a second."""
-    told = [now_ms()]
-
-    def progress(done: int, total: int) -> None:
-        if now_ms() - told[0] >= 1_000:
-            told[0] = now_ms()
-            say(f"verifying the newest checkpoint: {done / 1e9:.1f} of {total / 1e9:.1f} GB")
-
-    return progress
-
-
-def signal_name(number: int) -> str:
-    """SIGTERM and its like; real-time signals by number."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
 
 
 def _ignore(_: Any) -> None:

@@ -96,14 +96,20 @@ def last_failure(directory: Path, job: str, epoch: int) -> str:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - JOURNAL_TAIL_BYTES))
         lines = [msgspec.json.decode(line) for line in file.read(JOURNAL_TAIL_BYTES).splitlines() if _is_whole(line)]
-    notice, had, failure = "", "", ""
+    notice, had, failure, began_ms = "", "", "", None
     for line in lines:
+        at_ms, left_ms = line.get("mono_ms"), line.get("save_left_ms")
         match line.get("event"):
             case "notice":
                 notice = str(line.get("cause"))
+                if isinstance(left_ms, int) and isinstance(at_ms, int) and began_ms is not None:
+                    # What was known at the signal was a guess; the look that follows it tells the real time.
+                    had = f"; it had {(at_ms - began_ms + left_ms) / 1000:.1f} s for the save"
             case "round_begun" | "round_turned" if line.get("kind") == Kind.LEAVE.value:
-                left_ms = line.get("save_left_ms")
+                began_ms = at_ms if isinstance(at_ms, int) else None
                 had = f"; it had {left_ms / 1000:.1f} s for the save" if isinstance(left_ms, int) else ""
+            case "round_given_up":
+                began_ms = None
             case "leaving" if line.get("outcome") == "stale":
                 failure = f"the attempt before this one could not save ({notice}): {line.get('reason')}{had}"
             case "exit" if line.get("code") in (0, EXIT_INTERRUPTED):

@@ -14,6 +14,7 @@ from ckpt_supervisor import disk, startup
 from ckpt_supervisor.core import commands as do
 from ckpt_supervisor.core import events as ev
 from ckpt_supervisor.core.describe import Entry
+from ckpt_supervisor.core.policy import NOT_LOOKED, Policy
 from ckpt_supervisor.core.views import JobView, NoView
 from ckpt_supervisor.disk import Resume
 from ckpt_supervisor.lanes import Broken, Lanes
@@ -27,9 +28,38 @@ LOOK_TIMEOUT_S = 12.0
 REQUEUE_TIMEOUT_S = 15.0
 CONFIG_TIMEOUT_S = 10.0
 
+KILL_WAIT_MS = 30_000
+"""Slurm's default KillWait, until Slurm has been asked."""
+
 LANES = ("slurm", "requeue", "store", "prune", "journal", "meeting")
 
 Errand = do.LookUp | do.Verify | do.Commit | do.DropPartial | do.Prune | do.Meet | do.CallRequeue
+
+
+def policy_of(launch: Launch, can_look: bool) -> Policy:
+    """The options as the machine wants them."""
+    options = launch.options
+    return Policy(
+        directory=str(options.dir),
+        epoch=launch.epoch,
+        slurm=launch.job.slurm is not None,
+        can_look=can_look,
+        requeue=options.requeue.how,
+        requeue_exit=options.requeue.code,
+        start_restarts=launch.job.attempt,
+        kill_wait_ms=options.kill_wait_ms or KILL_WAIT_MS,
+        grace_ms=options.grace_ms,
+        every_steps=options.every_steps,
+        every_ms=options.every_ms,
+        save_timeout_ms=options.save_timeout_ms,
+        leave_timeout_ms=options.leave_timeout_ms,
+        lead_ms=options.lead.ms,
+        lead_auto=options.lead.auto,
+        notice_horizon_ms=options.notice_horizon_ms,
+        verify_full=options.verify == "full",
+        restarts=options.restarts,
+        resume_step=-1 if launch.started is not None else NOT_LOOKED,
+    )
 
 
 class Errands:

@@ -87,3 +87,11 @@ class SignalInbox:
 
 def _do_nothing(_number: int, _frame: FrameType | None) -> None:
     """Its being there is what keeps the default action away."""
+
+
+def signal_name(number: int) -> str:
+    """SIGTERM and its like; real-time signals by number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"

@@ -22,9 +22,12 @@ from tests.support.run import Run, eventually, supervised
 
 RANKS = 8
 STEP_MS = 10.0
-ROUNDS = 400
+ROUNDS = 300
 ROUNDS_S = 40.0
 """No new round is begun after so long."""
+
+BETWEEN_S = (0.03, 0.08)
+"""Between a commit and the next signal: older checkpoints are deleted meanwhile, and the ranks catch up with their pace."""
 
 ROUND_S = 20.0
 LOOK_S = 0.03
@@ -65,7 +68,7 @@ def _rounds(run: Run) -> Iterator[tuple[float, float]]:
     for _ in range(ROUNDS):
         if time.monotonic() > end:
             return
-        pause(chance.uniform(0, 2 * STEP_MS / 1_000))
+        pause(chance.uniform(*BETWEEN_S))
         sent_ms = time.monotonic_ns() / 1e6
         run.signal(signal.SIGUSR2)
         seen: dict[str, dict[str, Any]] = {}

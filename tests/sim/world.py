@@ -73,6 +73,8 @@ class Network:
             return False
         if process.who.pid not in self.cut:
             begin_ms = rng.randrange(options.story_ms + 2_000)
+            if options.mode == "lossy":
+                begin_ms = max(begin_ms, options.start_ms + 1_500)  # All attach.
             end_ms = begin_ms + rng.choice((500, 4_000, 14_000, 40_000)) if rng.random() < 0.6 else begin_ms
             self.cut[process.who.pid] = (begin_ms, end_ms, rng.random() < 0.5)
         begin_ms, end_ms, both = self.cut[process.who.pid]

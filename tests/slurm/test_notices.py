@@ -7,6 +7,7 @@ Must not: rely on which signal came; the same one means different things in diff
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
 from typing import TYPE_CHECKING
 
@@ -122,6 +123,11 @@ def test_a_save_that_cannot_be_in_time_is_given_up_and_the_older_one_stands(new_
         run.verify()
         check_resumed_at(run, stands)
         assert not list(run.dir.glob(".partial-*"))
+    told = re.search(
+        r"could not save \(preempted\): .* (\d+) ms after the request.*; it had ([\d.]+) s for the save", slow.output()
+    )
+    assert told
+    assert abs(int(told[1]) / 1000 - float(told[2])) < 1
 
 
 def test_a_notice_in_the_middle_of_a_periodic_save_uses_it_or_saves_again(new_stage: Callable[..., Stage]) -> None:

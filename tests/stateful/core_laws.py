@@ -7,12 +7,12 @@ asked for and what was answered.
 from __future__ import annotations
 
 from ckpt_client import wire
-from ckpt_client.wire import Position
+from ckpt_client.wire import Position, Who
 from ckpt_supervisor.core import commands as do
 from ckpt_supervisor.core import events as ev
 from ckpt_supervisor.core import machine
 from ckpt_supervisor.core.describe import describe
-from ckpt_supervisor.core.leaving import before_requeue_line
+from ckpt_supervisor.core.leaving import STAY_MS, before_requeue_line
 from ckpt_supervisor.core.policy import Cause, Policy, runs
 from ckpt_supervisor.core.state import Asking, Kind, Phase, State
 from ckpt_supervisor.core.views import JobView
@@ -35,7 +35,12 @@ class Laws:
         self.at: dict[int, Position] = {}
         self.asked_round = 0
         """Newest round that a rank was asked to take part in."""
+        self.acked: dict[int, Position] = {}
+        """The farthest position that a member has said it entered, before T was fixed."""
+        self.arrived: dict[int, set[Who]] = {}
         self.gone_ahead: set[int] = set()
+        self.saved: dict[int, set[Who]] = {}
+        """Who has saved T's step, after Go."""
         self.verifying: set[int] = set()
         self.committing: set[int] = set()
         self.committed: set[int] = set()
@@ -66,6 +71,9 @@ class Laws:
         assert (self.exits == 1) == (after.phase is Phase.DONE)
         if after.phase is Phase.REQUEUEING:
             assert before_requeue_line(policy, after)
+            assert after.requeue is not None
+            if after.requeue.asking is Asking.ACCEPTED:
+                assert self.accepted or (after.notice is not None and after.notice.cause is Cause.REQUEUED)
 
     def check_deadline(self, policy: Policy, state: State, now_ms: int) -> None:
         """Ticks at the deadlines make progress, and after a few of them the next one lies ahead."""
@@ -89,6 +97,8 @@ class Laws:
         match event:
             case wire.Hello():
                 self.said_hello.add(event.who.pid)
+            case wire.Ack() | wire.Arrived() | wire.Saved():
+                self._hear_member(before, event)
             case ev.Looked(view=JobView() as view):
                 self.cancelled = (
                     not runs(view)
@@ -103,6 +113,21 @@ class Laws:
             case ev.RequeueReturned(result=result):
                 self.accepted |= self.calling and result in (ev.RequeueResult.ACCEPTED, ev.RequeueResult.PENDING)
                 self.calling = False
+            case _:
+                pass
+
+    def _hear_member(self, before: State, word: wire.Ack | wire.Arrived | wire.Saved) -> None:
+        """A word of the running round, from a member that is alive."""
+        current, rank = before.round, before.rank(word.who)
+        if current is None or word.round != current.number or current.member(word.who) is None or rank is None or rank.gone:
+            return
+        match word:
+            case wire.Ack(round=number, entered=entered) if before.phase is Phase.AGREEING:
+                self.acked[number] = max(entered, self.acked.get(number, entered))
+            case wire.Arrived(round=number, at=at) if at == current.at:
+                self.arrived.setdefault(number, set()).add(word.who)
+            case wire.Saved(round=number, n=n) if current.at is not None and n == current.at.n and current.go:
+                self.saved.setdefault(number, set()).add(word.who)
             case _:
                 pass
 
@@ -123,7 +148,10 @@ class Laws:
                 assert after.phase.value >= before.phase.value, f"{before.phase.name} -> {after.phase.name} in one round"
                 assert after.round.go >= before.round.go
         if after.round is not None and after.round.at is not None:
-            assert self.at.setdefault(after.round.number, after.round.at) == after.round.at, "T has moved"
+            number, at = after.round.number, after.round.at
+            assert self.at.setdefault(number, at) == at, "T has moved"
+            if after.phase is not Phase.AGREEING:
+                assert at >= self.acked.get(number, at), "T lies behind a member"
         if after.phase is Phase.SAVING:
             assert after.round is not None
             assert after.round.at is not None
@@ -140,6 +168,8 @@ class Laws:
             case do.Verify(round=number):
                 assert number in self.gone_ahead
                 assert number not in self.verifying, "verified twice"
+                assert before.round is not None
+                assert {member.who for member in before.round.members} == self.saved[number], "verified before all have saved"
                 self.verifying.add(number)
             case do.Commit(round=number, ranks=ranks, world_size=world_size, step=step):
                 assert isinstance(event, ev.Verified)
@@ -165,7 +195,9 @@ class Laws:
                 self._check_exit(policy, before, after, now_ms)
             case do.DropPartial():
                 assert before.round is not None
-                assert before.phase is not Phase.COMMITTING, "removed under a running commit"
+                if before.phase is Phase.COMMITTING:
+                    assert isinstance(event, ev.Committed), "removed under a running commit"
+                    assert event.result is ev.CommitResult.FAILED
             case do.EndCommand():
                 assert not self.ended, "the command is ended twice"
                 self.ended = True
@@ -186,6 +218,8 @@ class Laws:
                     assert len(set(self.directories.values())) == len(self.directories), "two rounds write into one directory"
                 elif isinstance(word, wire.Go):
                     self.gone_ahead.add(number)
+                    assert after.round is not None
+                    assert {member.who for member in after.round.members} <= self.arrived[number], "Go before all have arrived"
             case wire.Leave():
                 assert after.phase in WAY_OUT
             case wire.Abort() | wire.Wait() | wire.Welcome() | wire.Refused():
@@ -214,4 +248,4 @@ class Laws:
             # Unknown is not refused: who leaves too early loses the job (docs/slurm.md, section 2).
             assert requeue is not None
             settled = requeue.asking in (Asking.ACCEPTED, Asking.OVER)
-            assert settled or now_ms >= max(notice.kill_at_ms, requeue.began_ms) + 60_000
+            assert settled or now_ms >= max(notice.kill_at_ms, requeue.began_ms) + STAY_MS

@@ -265,6 +265,20 @@ class Core(RuleBasedStateMachine):
         restarts = self.state.start_restarts
         self.feed(ev.Looked(JobView("RUNNING", "None", restarts, end, preempt, None, True, True, wall, False), "plain"), after)
 
+    @precondition(lambda self: self.state.phase is Phase.REQUEUEING)
+    @rule(kind=st.integers(0, 3), after=st.integers(20, 200))
+    def decisive_look(self, kind: int, after: int) -> None:
+        """A look at the end: in the grace, cancelled, requeued by somebody, not a batch job."""
+        wall = 10**12 + self.now + after
+        restarts = self.state.start_restarts
+        view = [
+            JobView("RUNNING", "None", restarts, wall + 9_000, wall, None, True, True, wall, False),
+            JobView("COMPLETING", "None", restarts, wall, None, None, True, True, wall, False),
+            JobView("PENDING", "BeginTime", restarts + 1, None, None, None, True, True, wall, False),
+            JobView("RUNNING", "None", restarts, wall + 9_000, wall, None, True, False, wall, False),
+        ][kind]
+        self.feed(ev.Looked(view, "decisive"), after)
+
     @precondition(lambda self: self.state.phase.value in range(Phase.AGREEING.value, Phase.DONE.value))
     @rule(n=st.integers(0, 30), after=st.integers(0, 300))
     def next_part(self, n: int, after: int) -> None:

@@ -81,10 +81,22 @@ class Client(RuleBasedStateMachine):
     def prepare(self, off: int, new: bool) -> None:
         """A round is asked for."""
         number = self.number(off, new=new)
-        before = self.rank.done, self.rank.hold
+        done, hold = self.rank.done, self.rank.hold
+        self.rank.take_outbox()
         self.hear(wire.Prepare(number))
-        if number > before[0] and number >= before[1] and not self.finished:
-            assert wire.Ack(ME, number, self.rank.position()) in self.rank.outbox
+        self.check_answer(number, done, hold)
+        if done < number >= hold and not self.finished:
+            saved = self.rank.saved
+            again = saved is not None and saved.round == number
+            assert self.rank.outbox == [saved if again else wire.Ack(ME, number, self.rank.position())]
+
+    def check_answer(self, number: int, done: int, hold: int) -> None:
+        """A word of a round that is over is answered, never obeyed (rule 5)."""
+        if number <= done and hold != LEAVE_HOLD:
+            (word,) = self.rank.outbox
+            assert isinstance(word, wire.Saved | wire.Failed | wire.Finished)
+            assert word.round == number
+            assert self.rank.hold == hold
 
     @precondition(lambda self: not self.dead)
     @rule(off=rounds, new=st.booleans(), ahead=st.integers(-1, 3), k=st.sampled_from([0, 0, 0, 1]), then=thens)
@@ -93,7 +105,10 @@ class Client(RuleBasedStateMachine):
         number = self.number(off, new=new)
         at = Position(max(0, self.here.n + ahead), k)
         self.orders.setdefault(number, set()).add(at)
+        done, hold = self.rank.done, self.rank.hold
+        self.rank.take_outbox()
         self.hear(wire.SaveAt(number, at, "/ckpt/x", then, 1_000))
+        self.check_answer(number, done, hold)
 
     @precondition(lambda self: not self.dead)
     @rule(ahead=st.integers(0, 2), k=st.sampled_from([0, 0, 1]), then=thens, go=st.booleans())
@@ -182,7 +197,7 @@ class Client(RuleBasedStateMachine):
             assert not self.dead, "parked for a supervisor that is dead"
             assert not was_parked or silent_ms < rank.silence_ms, "parked although nothing is heard"
         else:
-            self.check_go_on()
+            self.check_go_on(hold, done, silent=was_parked and silent_ms >= rank.silence_ms)
         if decision.step is Step.LEAVE:
             rank.left()
             self.left = True
@@ -199,10 +214,13 @@ class Client(RuleBasedStateMachine):
         self.saving = order
         self.rank.save_began(order)
 
-    def check_go_on(self) -> None:
-        """GO_ON: nothing is asked for any more, or T is still ahead."""
+    def check_go_on(self, hold: int, done: int, *, silent: bool) -> None:
+        """GO_ON: nothing is asked for, T is still ahead, or the round is over for this rank for a reason."""
         if self.rank.hold > self.rank.done:
             assert self.here < max(self.orders[self.rank.hold]), "passed T and has not said so"
+        elif hold > done and not silent:
+            assert self.here > min(self.orders[hold]), "fails a round whose T is here or ahead"
+            assert any(isinstance(word, wire.Failed) and word.round == hold for word in self.rank.outbox)
 
     @precondition(lambda self: self.saving is not None)
     @rule(works=st.sampled_from([True, True, False]), after=pauses)

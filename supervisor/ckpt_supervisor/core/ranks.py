@@ -15,6 +15,9 @@ from ckpt_supervisor.core.names import step_name
 from ckpt_supervisor.core.policy import Policy
 from ckpt_supervisor.core.state import Rank, State
 
+NEVER = 1 << 62
+"""A step that no run reaches."""
+
 RANKS_MAX = 65_536
 """More ranks than that below one coordinator are refused."""
 
@@ -95,11 +98,12 @@ def put(state: State, rank: Rank) -> State:
     return dataclasses.replace(state, ranks=tuple(rank if other.who == rank.who else other for other in state.ranks))
 
 
-def no_longer_stopped(state: State) -> State:
-    """The state in which no rank waits at a stop of its own."""
-    if all(rank.stopped_at is None for rank in state.ranks):
-        return state
-    return dataclasses.replace(state, ranks=tuple(dataclasses.replace(rank, stopped_at=None) for rank in state.ranks))
+def no_longer_stopped(state: State, up_to: int = NEVER) -> State:
+    """The state in which no rank waits at a stop of its own, at this step or before it."""
+    over = [rank for rank in state.ranks if rank.stopped_at is not None and rank.stopped_at.n <= up_to]
+    for rank in over:
+        state = put(state, dataclasses.replace(rank, stopped_at=None))
+    return state
 
 
 def _problem(state: State, word: wire.Hello) -> str:

@@ -142,7 +142,8 @@ def verify(policy: Policy, state: State, now_ms: int) -> Result:
         longest_save_ms=max(state.longest_save_ms, longest_ms),
         round=dataclasses.replace(current, verify_by_ms=max(verify_by_ms, now_ms)),
     )
-    state = ranks.no_longer_stopped(state) if state.notice is None else state
+    if current.at is not None:
+        state = ranks.no_longer_stopped(state, current.at.n)  # Stops of this round; a rank may stand at its next one already.
     return state, (
         Verify(
             round=current.number,
