@@ -21,10 +21,10 @@ from ckpt_client.hook import Hook, idle_rank
 from tests.bench.figure import ROOT, Row
 from tests.support.fake_supervisor import FakeSupervisor
 
-TRAINERS = 3
+TRAINERS = 5
 """Where code and objects happen to lie in memory changes a ratio by some percent, for the life of a process."""
 
-ROUNDS = 500
+ROUNDS = 300
 CALLS = 5_000
 BAR_CALLS = 2.5
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from typing import Any
 
 NET = ("loss", "repeat", "delay", "reorder", "partition")
 RANK = ("crash", "stop", "hang", "slow_rank", "late_rank", "missing_rank", "alone", "ends_early", "elastic", "torn_exit")
@@ -94,21 +93,22 @@ class Options:
         return " ".join(f"{name}={value}" for name, value in fields.items())
 
 
-def draw(seed: int, rng: random.Random, ranks_max: int = 16, where: dict[str, Any] | None = None) -> Options:
-    """The options of this seed. `where` fixes some of them; its `faults` are added to the drawn ones."""
-    where = where or {}
-    mode = where.get("mode") or rng.choice(("calm", "lossy", "swarm", "swarm", "swarm", "swarm"))
+def draw(
+    seed: int, rng: random.Random, ranks_max: int, mode: str = "", story: str = "", added: frozenset[str] = frozenset()
+) -> Options:
+    """The options of this seed. Mode and story may be given; `added` faults come on top of the drawn ones."""
+    mode = mode or rng.choice(("calm", "lossy", "swarm", "swarm", "swarm", "swarm"))
     faults: frozenset[str] = frozenset()
     if mode == "swarm":
         density = rng.choice((0.04, 0.08, 0.2))
         faults = frozenset(name for name in FAULTS if rng.random() < density)
     elif mode == "lossy":
         faults = frozenset(name for name in NET if rng.random() < 0.5)
-    faults |= where.get("faults", frozenset())
+    faults |= added
     ranks = min(ranks_max, rng.choice((1, 1, 1, 2, 2, 2, 2, 3, 3, 4, 8, ranks_max)))
     endless = mode != "swarm" or rng.random() < 0.6
     step_ms = rng.choice((20, 100, 250, 800)) if ranks < 8 else rng.choice((100, 250, 800))
-    story = where.get("story") or rng.choice(STORIES)
+    story = story or rng.choice(STORIES)
     story_ms = rng.choice((300, 1_500, 3_000, 6_000)) + rng.randrange(1_000)
     ends = story in ("none", "save", "rehearse")
     step_ms = max(step_ms, 100) if ends else step_ms

@@ -6,6 +6,7 @@ A change's old text must be there exactly once: when the code is edited, the fau
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from tests.sim.code import Change, Code, planted
 
@@ -17,15 +18,17 @@ class Fault:
     name: str
     changes: tuple[Change, ...] = ()
     hook_faults: frozenset[str] = frozenset()
+    where: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Circumstances in which it shows more often than in one run of a thousand."""
 
     def code(self) -> Code:
         """The code with this fault."""
         return planted(self.name, self.changes, self.hook_faults)
 
 
-def fault(name: str, *changes: tuple[str, str, str], hook: str = "") -> Fault:
+def fault(name: str, *changes: tuple[str, str, str], hook: str = "", **where: Any) -> Fault:
     """A fault from (module, old text, new text) triples."""
-    return Fault(name, tuple(Change(*change) for change in changes), frozenset({hook} if hook else ()))
+    return Fault(name, tuple(Change(*change) for change in changes), frozenset({hook} if hook else ()), where)
 
 
 AGREEMENT = (

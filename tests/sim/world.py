@@ -6,6 +6,7 @@ seed and the options when a rule was broken.
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import random
 from collections.abc import Callable, Mapping
@@ -146,7 +147,9 @@ def run(
 ) -> World:
     """Draw and play one run. Raises Violation when a rule is broken. `where` fixes some of what is drawn; its faults are added."""
     rng = random.Random(seed)
-    options = draw(seed, rng, ranks_max, dict(where or {}))
+    fixed = dict(where or {})
+    options = draw(seed, rng, ranks_max, fixed.pop("mode", ""), fixed.pop("story", ""), fixed.pop("faults", frozenset()))
+    options = dataclasses.replace(options, **fixed)
     if trace is not None:
         trace(options.text())
     try:

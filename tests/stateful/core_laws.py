@@ -72,7 +72,7 @@ class Laws:
         if after.phase is Phase.REQUEUEING:
             assert before_requeue_line(policy, after)
             assert after.requeue is not None
-            if after.requeue.asking is Asking.ACCEPTED:
+            if after.requeue.asking is Asking.ACCEPTED and (before.requeue is None or before.requeue.accepted_ms is None):
                 assert self.accepted or (after.notice is not None and after.notice.cause is Cause.REQUEUED)
 
     def check_deadline(self, policy: Policy, state: State, now_ms: int) -> None:

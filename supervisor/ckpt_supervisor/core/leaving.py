@@ -46,8 +46,8 @@ PAUSES_MS = (300, 600, 1_200, 2_500, 5_000)
 """Pauses between tries of a requeue whose result is unknown."""
 
 STAY_MS = 900_000
-"""While Slurm has not answered the supervisor stays this long beyond the expected kill: leaving in a grace loses the job on 22.05, and
-no kill comes while the controller is away."""
+"""While Slurm has not answered the supervisor stays this long beyond the expected kill: leaving in a grace loses the job on
+22.05, and no kill comes while the controller is away."""
 
 Commands = tuple[Command, ...]
 
@@ -133,7 +133,7 @@ def end_at_once(state: State, now_ms: int) -> State:
 
 
 def own_end(policy: Policy, state: State, code: int) -> tuple[State, Commands] | None:
-    """The command has ended with a notice in force. Its own status counts if it is 0 and every attached rank had said Finished."""
+    """The command has ended with a notice in force. Its own status counts if it is 0 and every rank had said Finished."""
     leaving = state.leaving
     all_finished = bool(state.ranks) and all(rank.finished for rank in state.ranks)
     # A loop that an exception ended has said Finished as well: with a notice in force only status 0 is an end of its own.

@@ -2,9 +2,9 @@
 
 Theory of operation
 -------------------
-`step(policy, state, event, now_ms) -> (state, commands)` and `next_deadline(policy, state) -> int | None` are all there is. Time is
-an integer of monotonic milliseconds and an argument: float seconds once woke a timer one ulp early and never again. The shell (app.py)
-feeds one event at a time, carries the commands out, and asks for the next deadline after every step; it never remembers one.
+`step(policy, state, event, now_ms) -> (state, commands)` and `next_deadline(policy, state) -> int | None` are all there is. Time
+is an integer of monotonic milliseconds and an argument: float seconds once woke a timer one ulp early and never again. The shell
+(app.py) feeds one event at a time, carries the commands out, and asks for the next deadline after every step; it remembers none.
 
 Rules of this package, held by tests/test_architecture.py and the import contracts:
 1. No clock, no I/O, no randomness, no logging. What is logged is derived from (event, before, after) in describe.py.

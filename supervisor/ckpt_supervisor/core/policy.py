@@ -24,7 +24,7 @@ ENDED_STATES = frozenset(
     {"COMPLETING", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"}
     | {"BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY", "REVOKED"}
 )
-"""A job on its way out. Slurm shows flags such as SIGNALING or RESIZING in the place of RUNNING: a word that is not in here runs."""
+"""A job on its way out. Slurm shows flags such as SIGNALING or RESIZING for RUNNING: a word that is not in here runs."""
 
 WAITING_STATES = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
 """A job that waits for its next start, while this one is still here: it was requeued."""

@@ -38,8 +38,8 @@ LOOK_MS = 2_000
 """The look that tells a notice from a rehearsal is waited for this long, where it decides whether training goes on."""
 
 VERIFY_BYTES_PER_MS = 500_000
-"""What a check of every byte is counted on to do (0.5 GB/s; docs/performance.md has what it does). What would not be over in time is
-checked by structure and sizes, and in full before anybody resumes from it."""
+"""What a check of every byte is counted on to do (0.5 GB/s; docs/performance.md has what it does). What would not be over in
+time is checked by structure and sizes, and in full before anybody resumes from it."""
 
 VERIFY_MS = 600_000
 """Bound on verification and commit when there is no kill ahead."""
