@@ -26,6 +26,9 @@ from ckpt_client.wire import NO_ROUND, Position, SavedFile
 PARK_SECONDS = 1.0
 """A parked thread looks again at least this often; a change is told to it at once."""
 
+SHIELDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""The notice's signals: they are the supervisor's (docs/slurm.md, section 4)."""
+
 Saver = Callable[[wire.SaveAt], tuple[SavedFile, ...]]
 """Writes this rank's files of one round."""
 
@@ -88,6 +91,13 @@ class Attachment:
         """The process ends."""
         if os.getpid() != self.rank.who.pid:
             return
+        # Dying of an uncaught exception is no end of training, although the loop is over: the job must not be taken for one that
+        # failed by itself while a notice is in force. The interpreter has set sys.last_type by now; SystemExit does not.
+        died = getattr(sys, "last_value", None)
+        if isinstance(died, Exception):
+            with self._changed:
+                self.rank.died(one_line(died))
+            self._over = True
         self.finish()
         self._listener.close()
 
@@ -152,15 +162,22 @@ def close_tracker_hole() -> None:
     It does that in the thread that first uses spawn, forkserver or shared memory, and children started from there would then
     die of Slurm's broadcast. Only where the supervisor has blocked SIGTERM for us.
     """
-    if signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
-        return
+    if signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, SHIELDED):
+        # A shell between has cleared the mask that the supervisor gave us (dash does, bash does not): another thread that runs
+        # already may still take the signal, so it gets a handler that does nothing.
+        for number in SHIELDED:
+            _take_default(number)
     tracker = vars(multiprocessing.resource_tracker)
     if "_HAVE_SIGMASK" in tracker:
         tracker["_HAVE_SIGMASK"] = False
-    # In case something else unblocks it: harmless then. signal() works in the main thread only.
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+    _take_default(signal.SIGTERM)  # In case something else unblocks it: harmless then.
+
+
+def _take_default(number: int) -> None:
+    """Put a handler that does nothing in the place of the default action. signal() works in the main thread only."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is signal.SIG_DFL:
         with contextlib.suppress(ValueError):
-            signal.signal(signal.SIGTERM, _ignore)
+            signal.signal(number, _ignore)
 
 
 def gil_is_off() -> bool:

@@ -24,8 +24,11 @@ import msgspec
 from ckpt_client import wire
 from ckpt_client.wire import NO_ROUND, FromRank, Position, Who
 
-NEVER = 1 << 62
-"""A step count that no run reaches."""
+NEVER = (1 << 30) - 1
+"""A step count that few runs reach; the largest number that Python compares fast, since it fits into one digit of an int."""
+
+FAR = 1 << 62
+"""In place of NEVER for a rank whose numbers have passed that: it counts samples or tokens."""
 
 LEAVE_HOLD = 1 << 61
 """Value of `hold` once Leave has come: above every round number."""
@@ -235,6 +238,11 @@ class Rank:
             self.finished = True
             self._say(wire.Finished(self.who, NO_ROUND))
 
+    def died(self, reason: str) -> None:
+        """The process dies of an exception: what ended the training loop was no end of training (round 0)."""
+        self._parked = False
+        self._say(wire.Failed(self.who, NO_ROUND, reason[: wire.REASON_CHARS_MAX]))
+
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _decide(self, here: Position) -> Decision:
@@ -375,6 +383,8 @@ class Rank:
         """Move the next own stop beyond n."""
         if self.every_steps:
             self.due = (n // self.every_steps + 1) * self.every_steps
+        elif n >= self.due:
+            self.due = FAR
 
     def _say(self, word: FromRank) -> None:
         if len(self.outbox) >= OUTBOX_MAX:

@@ -107,7 +107,7 @@ class Saved(_Word, frozen=True, tag=True, array_like=True):
 
 
 class Failed(_Word, frozen=True, tag=True, array_like=True):
-    """The rank does not save in this round, and why."""
+    """The rank does not save in this round, and why. Round 0: its process dies of an exception, so it is not finished."""
 
     who: Who
     round: int

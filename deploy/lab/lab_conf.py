@@ -134,7 +134,7 @@ def slurm_conf(lab: Lab) -> str:
         f"FirstJobId={lab.first_job_id}",
         f"SchedulerType=sched/{'backfill' if lab.backfill else 'builtin'}",
         # Only how soon the scheduler looks, not what it decides: a test need not wait for its rounds of 3 s and more.
-        "SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2",
+        "SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1",
         "SlurmdParameters=config_overrides",
         f"StateSaveLocation={root}/state",
         f"SlurmdSpoolDir={root}/spool/%n",

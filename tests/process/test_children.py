@@ -18,7 +18,7 @@ import pytest
 from ckpt_supervisor import children, procfs
 from ckpt_supervisor.children import Child, Claims, NotStarted
 
-from tests.support.proc_stage import BOUND_S, Stage, mask_of, python_env, until
+from tests.support.proc_stage import BOUND_S, Stage, end_below, mask_of, python_env, until
 
 SHIELDED = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
 
@@ -29,9 +29,12 @@ def running(*argv: str, env: dict[str, str] | None = None, own_group: bool = Fal
     started = children.start(argv, env or dict(os.environ), SHIELDED, Claims(), own_group=own_group)
     assert isinstance(started, Child), started
     with started:
-        yield started
-        started.send(signal.SIGKILL)
-        end_of(started)
+        try:
+            yield started
+        finally:
+            end_below(started.pid)
+            started.send(signal.SIGKILL)
+            end_of(started)
 
 
 def end_of(child: Child) -> int:

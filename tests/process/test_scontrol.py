@@ -190,14 +190,18 @@ def test_a_requeue_is_accepted_refused_or_unknown(stub: Stub, script: str, kind:
     assert [arguments for _, arguments in stub.calls()] == ["requeue 41012"]
 
 
-def test_the_broadcast_of_a_notice_does_not_end_the_call(stub: Stub) -> None:
-    """Its signals are blocked in scontrol, and only they, whatever the thread that calls has blocked; it lives through a kill of
-    its whole group."""
-    signals = " ".join(str(int(number)) for number in sorted(slurm.SHIELDED - {signal.SIGTSTP}))
+@pytest.mark.parametrize("call", [in_a_thread, lambda look: look()])
+def test_the_broadcast_of_a_notice_does_not_end_the_call(stub: Stub, call: Callable[[Callable[[], Any]], Any]) -> None:
+    """Its signals are blocked in scontrol, whichever thread calls: none of them ends it."""
+    signals = " ".join(str(int(number)) for number in sorted(slurm.SHIELDED))
     script = f'for n in {signals}; do kill -$n $$; done; cat "$TEXTS/22.05-preempted.txt"'
-    assert isinstance(in_a_thread(lambda: stub.does(script).show_job(BOUND_S)), JobView)
-    bits = {int(line.split()[1], 16) for line in stub.log.read_text().splitlines() if "SigBlk" in line}
-    assert bits == {sum(1 << (number - 1) for number in slurm.SHIELDED)}
+    scontrol = stub.does(script)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert isinstance(call(lambda: scontrol.show_job(BOUND_S)), JobView)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+    (line,) = [line for line in stub.log.read_text().splitlines() if "SigBlk" in line]
+    shielded = sum(1 << (number - 1) for number in slurm.SHIELDED)
+    assert int(line.split()[1], 16) & shielded == shielded
 
 
 def test_a_call_lives_through_the_group_wide_signal_that_its_caller_handles(tmp_path: Path) -> None:

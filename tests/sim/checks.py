@@ -31,7 +31,6 @@ SLACK_MS = 3_000
 TURNED_MS = 12_000
 """A notice that turns out to be a rehearsal gives the round its time anew, when the look has come."""
 
-STAY_MS = 60_000
 TERM_WAIT_MS = 3_000
 MIN_NOTICE_MS = 1_500
 """With less time between the first notice and the kill nobody is asked to be out before it."""
@@ -120,6 +119,8 @@ class Checks:
         if after.round is not None and after.round.at is not None and before.round is not None:
             if before.round.number == after.round.number and before.round.at is None:
                 self._fixed(after.round)
+        if before.round is not None and after.round is not None and after.round.go and not before.round.go:
+            self._gone(after.round)
         if after.round is not None:
             at = self.at.setdefault(after.round.number, after.round.at)
             if at is None:
@@ -147,6 +148,13 @@ class Checks:
                 self.broken("T", f"T of round {current.number} is fixed, and rank {process.rank} has not heard of it")
             if current.at.n > process.stop and not (self.world.options.attach_api or self.world.options.has("ends_early")):
                 self.broken("T", f"T is {tuple(current.at)}, and rank {process.rank} ends at {process.stop}")
+
+    def _gone(self, current: Any) -> None:
+        """Go was said: every member has to stand at T."""
+        for member in current.members:
+            process = self.world.processes[member.who.pid]
+            if process.alive and not process.silenced and process.parked_at != current.at:
+                self.broken("go", f"Go is said, and rank {process.rank} does not stand at {tuple(current.at)}")
 
     def said(self, process: Process, word: wire.FromRank) -> None:
         """A word of a rank, before it is sent."""
@@ -329,7 +337,10 @@ class Checks:
         world = self.world
         self.was_killed = True
         told = self.notice_ms is not None and world.now - self.notice_ms >= MIN_NOTICE_MS
-        stays = world.slurm.trouble and world.supervisor.state.phase.name == "REQUEUEING"
+        state = world.supervisor.state
+        stays = world.slurm.trouble and state.phase.name == "REQUEUEING"
+        # With looks that failed it cannot know of a later scancel.
+        stays = stays or (world.slurm.failed and state.notice is not None and state.notice.kill_at_ms > world.now)
         if told and not stays and not world.options.has("unkillable"):
             self.broken("late", f"killed in {world.supervisor.state.phase.name} before it was out")
 
@@ -375,13 +386,13 @@ class Checks:
         slurm, options, policy = world.slurm, world.options, world.supervisor.policy
         if code not in (75, 76) or not policy.can_look or options.requeue != "auto" or slurm.cancelled_ms is not None:
             return
-        stayed = world.now >= world.supervisor.state.notice.kill_at_ms + STAY_MS
+        stayed = world.now >= world.supervisor.state.notice.kill_at_ms + world.code.core.leaving.STAY_MS
         if slurm.batch and slurm.requeue_flag and not slurm.requeued and not slurm.denied and not stayed:
             self.broken("lost", "left, and the job was not requeued")
         if self.accepted_ms is None or slurm.term_due_ms is None or self.term_ms >= slurm.term_due_ms or options.has("storm"):
             return
         kills_ms = [world.supervisor.state.notice.kill_at_ms, slurm.kill_ms or world.now + TERM_WAIT_MS]
-        near = min(kills_ms) - world.now < MIN_NOTICE_MS
+        near = any(0 <= kill_ms - world.now < MIN_NOTICE_MS for kill_ms in kills_ms)
         if world.now < self.accepted_ms + TERM_WAIT_MS and not near:
             self.broken("early", "left before the SIGTERM of its requeue had come")
 

@@ -14,7 +14,6 @@ LEAVE_STORIES = frozenset(
     "preempt preempt0 preempt_usr1 preempt_cancel warning limit watch scancel requeued step_limit term node_failure "
     "local_term local_int".split()
 )
-STAY_MS = 60_000
 SLACK_MS = 8_000
 HORIZON_MS = 600_000
 
@@ -37,9 +36,7 @@ def _no_end(checks: Checks) -> None:
     state, notice_ms = world.supervisor.state, checks.notice_ms
     if notice_ms is None or state.notice is None:
         return  # Nobody asked it to leave, or there was no end in sight after all.
-    if world.options.has("cannot_look"):
-        return  # Stays for the end of a grace that it cannot know.
-    limit_ms = state.notice.kill_at_ms + STAY_MS + SLACK_MS
+    limit_ms = state.notice.kill_at_ms + world.code.core.leaving.STAY_MS + SLACK_MS
     if world.now >= limit_ms:
         checks.broken("no end", f"still in {state.phase.name} at {world.now}, the kill was expected at {state.notice.kill_at_ms}")
 

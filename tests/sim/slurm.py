@@ -39,6 +39,8 @@ class Slurm:
         self.answered = False
         self.trouble = world.options.has("cannot_look")
         """Slurm has been slow or silent: whoever stays because the requeue is not known is right to stay."""
+        self.failed = False
+        """A look has failed."""
         self.denied = False
         """A look has said that there is no such job."""
         self.away_from_ms = self.away_until_ms = -1
@@ -76,6 +78,7 @@ class Slurm:
 
     def _no_view(self, arguments: tuple[str, bool]) -> None:
         why, definite = arguments
+        self.failed = True
         self.denied = self.denied or definite
         self.world.supervisor.looked(self.world.code.core.views.NoView("cannot be reached", definite), why, self.world.now)
 

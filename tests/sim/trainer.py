@@ -76,6 +76,7 @@ class Process:
         self.saving = False
         self.silenced = False
         self.parked_ms: int | None = None
+        self.parked_at: Position | None = None
         self.left_n: int | None = None
         self.times_left = 0
         self.stop = 1 << 40
@@ -303,6 +304,7 @@ class Process:
         while True:
             decision = protocol.at_boundary(here, self.world.now)
             if decision.step is step.WAIT:
+                self.parked_at = here
                 if self.parked_ms is None:
                     self.parked_ms = self.world.now
                     self.world.trace(f"r{self.rank} parks at {tuple(here)}")
@@ -314,7 +316,7 @@ class Process:
                 self.world.trace(f"r{self.rank} goes on at {tuple(here)}")
                 if self.world.now - protocol.heard_ms >= self.world.code.protocol.SILENCE_MS:
                     self.silenced = True
-            self.parked_ms = None
+            self.parked_ms = self.parked_at = None
             if decision.step is step.SAVE:
                 yield from self._save(decision.order)
                 continue

@@ -120,13 +120,15 @@ def test_a_refused_requeue_is_told_from_an_accepted_one(lab: Lab) -> None:
 
 def test_preemption_in_low_gives_term_and_a_preempt_time(lab: Lab) -> None:
     """A job of `high` makes Slurm signal the step in `low` and set PreemptTime while the job still runs."""
-    jobid = lab.sbatch(STAYS, "-p", "low")
+    # It stays after the first TERM: else it could be gone before anybody has looked.
+    jobid = lab.sbatch(STAYS.replace("exit 1", "trap exit TERM"), "-p", "low")
     wait_line(lab, jobid, "ready")
     preemptor = lab.preempt(jobid)
     record = lab.wait_preempted(jobid)
     assert record["JobState"] in ("RUNNING", "SIGNALING")
     assert int(record["PreemptTime"]) >= int(record["StartTime"])
     wait_line(lab, jobid, "got TERM")
+    lab.cancel(jobid)
     lab.wait_state(preemptor, {"COMPLETED"}, 30)
     assert lab.requeue_calls(jobid) == []
 

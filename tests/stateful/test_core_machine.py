@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.stateful.core_laws import Laws
 
 SETTINGS = settings(
-    max_examples=100,
+    max_examples=150,
     stateful_step_count=80,
     deadline=None,
     derandomize=False,
@@ -280,9 +280,11 @@ class Core(RuleBasedStateMachine):
         self.feed(ev.Looked(view, "decisive"), after)
 
     @precondition(lambda self: self.state.phase.value in range(Phase.AGREEING.value, Phase.DONE.value))
-    @rule(n=st.integers(0, 30), after=st.integers(0, 300))
-    def next_part(self, n: int, after: int) -> None:
-        """Whoever is waited for does its part."""
+    @rule(n=st.integers(0, 30), after=st.integers(0, 300), lie=st.sampled_from([False, False, True]))
+    def next_part(self, n: int, after: int, lie: bool) -> None:
+        """Whoever is waited for does its part, and perhaps somebody does not."""
+        if lie:
+            self.almost_honest(n)
         self.honest(n, after)
 
     @precondition(lambda self: self.state.phase.value in range(Phase.AGREEING.value, Phase.DONE.value))
@@ -318,6 +320,24 @@ class Core(RuleBasedStateMachine):
         elif requeue is not None:
             met, accepted = ev.Met(True, ""), ev.RequeueReturned(ev.RequeueResult.ACCEPTED, "")
             self.feed(accepted if requeue.asking is Asking.CALLING else met)
+
+    def almost_honest(self, n: int) -> None:
+        """What could be taken for the next thing, and must not."""
+        current, phase = self.state.round, self.state.phase
+        if current is None:
+            return
+        first = current.members[0].who if current.members else Who(0, 0, 100)
+        if phase is Phase.AGREEING:
+            world = self.state.world_size
+            self.feed(wire.Ack(first, current.number, Position(n + 5, 0)))
+            self.feed(wire.Hello(Who(world, first.generation, 500 + world), wire.VERSION, world + 1 + n % 2, 0, False))
+        elif phase is Phase.SAVING and current.at is not None:
+            self.feed(wire.Saved(first, current.number, current.at.n + 1 if current.go else current.at.n, (), 7))
+        elif phase is Phase.VERIFYING:
+            self.feed(ev.Verified(current.number - 1, "full", "", 1))
+        elif phase is Phase.COMMITTING and n % 2:
+            deadline_ms = machine.next_deadline(self.policy, self.state)
+            self.feed(ev.Tick(), 0 if deadline_ms is None else max(0, deadline_ms - self.now))
 
     # --- time ---------------------------------------------------------------------------------------------------------------
 

@@ -71,14 +71,8 @@ class Client(RuleBasedStateMachine):
         return number
 
     @precondition(lambda self: not self.dead)
-    @rule(newest=st.integers(0, 3), every_steps=st.sampled_from([0, 1, 2, 5]), refused=st.sampled_from([False, False, True]))
-    def welcomed(self, newest: int, every_steps: int, refused: bool) -> None:
-        """Welcome, once or again; or Refused."""
-        self.hear(wire.Refused("x") if refused else wire.Welcome(wire.VERSION, newest, every_steps, "", -1))
-
-    @precondition(lambda self: not self.dead)
     @rule(off=rounds, new=st.booleans())
-    def prepare(self, off: int, new: bool) -> None:
+    def prepare(self, off: int, *, new: bool) -> None:
         """A round is asked for."""
         number = self.number(off, new=new)
         done, hold = self.rank.done, self.rank.hold
@@ -120,7 +114,10 @@ class Client(RuleBasedStateMachine):
         self.orders.setdefault(self.newest, set()).add(at)
         self.hear(wire.SaveAt(self.newest, at, "/ckpt/x", then, 1_000))
         if go:
+            self.boundaries()
             self.go(0, None)
+            if self.parked:
+                self.ask()
 
     @precondition(lambda self: not self.dead)
     @rule(off=rounds, then=st.sampled_from(["leave", "go_on", None]))
@@ -128,30 +125,39 @@ class Client(RuleBasedStateMachine):
         """Go, with or without what comes after."""
         number = self.number(off)
         self.gos.add(number)
+        done, hold = self.rank.done, self.rank.hold
+        self.rank.take_outbox()
         self.hear(wire.Go(number, then))
+        self.check_answer(number, done, hold)
 
     @precondition(lambda self: not self.dead)
-    @rule(off=rounds, kind=st.integers(0, 2))
-    def other_word(self, off: int, kind: int) -> None:
-        """Abort, Wait, or, less often, Leave."""
+    @rule(off=rounds, every_steps=st.sampled_from([0, 1, 2, 5]), kind=st.sampled_from([0, 1, 2, 3, 3, 4]))
+    def other_word(self, off: int, every_steps: int, kind: int) -> None:
+        """Welcome, once or again; Refused; Abort; Wait."""
         number = self.number(off)
-        words: list[wire.ToRank] = [wire.Abort(number, "x"), wire.Abort(NO_ROUND, "x"), wire.Wait(number)]
+        words: list[wire.ToRank] = [
+            wire.Abort(number, "x"),
+            wire.Abort(NO_ROUND, "x"),
+            wire.Wait(number),
+            wire.Welcome(wire.VERSION, min(number, 3), every_steps, "", -1),
+            wire.Refused("x"),
+        ]
         self.hear(words[kind])
 
     @precondition(lambda self: not self.dead)
-    @rule(off=rounds, sure=st.sampled_from([False, False, True]))
-    def leave(self, off: int, sure: bool) -> None:
-        """Leave."""
-        if sure:
-            self.hear(wire.Leave(self.number(off)))
-
-    @precondition(lambda self: not self.dead)
-    @rule(sure=st.sampled_from([False, False, True]))
-    def supervisor_died(self, sure: bool) -> None:
-        """Nothing is heard after that."""
-        if sure:
+    @rule(off=rounds, kind=st.integers(0, 20))
+    def end(self, off: int, kind: int) -> None:
+        """Sometimes Leave; or the supervisor dies, and nothing is heard after that; or the loop is over (rule 9)."""
+        training = not (self.parked or self.saving or self.finished or self.left)
+        if kind >= 19:
             self.dead = True
             self.rank.supervisor_died()
+        elif kind >= 16:
+            self.hear(wire.Leave(self.number(off)))
+        elif kind >= 14 and training:
+            self.rank.finish()
+            self.finished = True
+            assert self.rank.finished
 
     # --- the training thread ---------------------------------------------------------------------------------------------
 
@@ -169,7 +175,7 @@ class Client(RuleBasedStateMachine):
     def boundaries(self) -> None:
         """Training goes on until something is asked of it."""
         for _ in range(4):
-            if not (self.parked or self.saving or self.left):
+            if not (self.parked or self.saving or self.left or self.finished):
                 self.boundary(1, point=False)
 
     @precondition(lambda self: self.parked)
@@ -240,15 +246,6 @@ class Client(RuleBasedStateMachine):
             assert self.rank.done >= order.round
         self.ask()
 
-    @precondition(lambda self: not (self.parked or self.saving or self.finished))
-    @rule(sure=st.sampled_from([False, False, False, True]))
-    def finish(self, sure: bool) -> None:
-        """The loop is over: the training thread does not come back (rule 9)."""
-        if sure:
-            self.rank.finish()
-            self.finished = True
-            assert self.rank.finished != self.left
-
     # --- the listener's clock -----------------------------------------------------------------------------------------------
 
     @rule(after=pauses)
@@ -264,21 +261,16 @@ class Client(RuleBasedStateMachine):
         if waiting and due:
             assert len(self.rank.outbox) == 1, "is parked or saves, and says nothing"
 
-    @rule()
-    def sent(self) -> None:
-        """The outbox is sent, sometimes; else it grows."""
+    @rule(storm=st.integers(0, 40))
+    def sent(self, storm: int) -> None:
+        """The outbox is sent, sometimes after so many repetitions that it is full."""
+        for _ in range(OUTBOX_MAX + 1 if storm == 40 and not self.dead else 0):
+            self.hear(wire.Prepare(self.newest))
+        assert len(self.rank.outbox) <= OUTBOX_MAX
         for word in self.rank.take_outbox():
             assert word.who == ME
             assert wire.decode_from_rank(wire.encode(word)) == word
         assert self.rank.outbox == []
-
-    @rule()
-    def storm(self) -> None:
-        """So many repetitions that the outbox is full."""
-        for _ in range(OUTBOX_MAX + 1):
-            if not self.dead:
-                self.hear(wire.Prepare(self.newest))
-        assert len(self.rank.outbox) <= OUTBOX_MAX
 
     # --- always -----------------------------------------------------------------------------------------------------------
 

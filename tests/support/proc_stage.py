@@ -20,6 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import psutil
+
 BOUND_S = 20.0
 POLL_S = 0.01
 
@@ -37,6 +39,14 @@ def python_env(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **more}
 
 
+def end_below(pid: int) -> None:
+    """End what runs below a process. psutil, so that it works where the code under test is at fault."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
 class Stage:
     """A script that runs in a Python of its own and says JSON lines; ended when the `with` block ends."""
 
@@ -51,6 +61,7 @@ class Stage:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        end_below(self.pid)
         self.process.kill()
         self.process.wait(BOUND_S)
         assert self.process.stdin is not None

@@ -9,6 +9,7 @@ import ckpt_client as ckpt
 import pytest
 from ckpt_client import attachment, meeting
 from ckpt_client.hook import idle_rank
+from ckpt_client.protocol import NEVER
 
 
 def nothing(*_: Any) -> None:
@@ -103,6 +104,6 @@ def test_a_socket_that_cannot_be_leaves_training_running(capfd: pytest.CaptureFi
 def test_an_idle_rank_never_stops() -> None:
     """The hot path of an unsupervised hook."""
     rank = idle_rank()
-    assert rank.due > 1 << 60
+    assert rank.due == NEVER
     assert not rank.hold > rank.done
     assert not attachment.gil_is_off()

@@ -290,6 +290,18 @@ def test_a_dead_supervisor_holds_nobody(state: Callable[[Rank], object]) -> None
     assert rank.due == NEVER
 
 
+def test_numbers_beyond_any_count_of_steps_cost_one_stop() -> None:
+    """A user's own number may be a count of tokens: passing NEVER is a boundary like any other, and only once."""
+    rank = Rank(ME, 0)
+    hear(rank, wire.Welcome(1, 0, 0, "", 0))
+    assert rank.at_boundary(Position(NEVER, 0), 0) is GO_ON
+    assert rank.due > NEVER
+    assert boundary(rank, NEVER + 1) is GO_ON
+    rank.supervisor_died()
+    assert rank.at_boundary(Position(NEVER + 2, 0), 0) is GO_ON
+    assert rank.due > NEVER + 2
+
+
 def test_leave_ends_training_at_the_next_boundary_and_is_said_again_when_asked_again() -> None:
     """Left may be lost: a repeated Leave is answered."""
     rank = saved_in_round_one("leave")

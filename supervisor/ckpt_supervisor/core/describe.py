@@ -78,6 +78,8 @@ def _of_event(event: Event, before: State, after: State) -> Iterator[Entry]:
             if before.rank(who) is None and after.rank(who) is not None:
                 fields = {"rank": who.rank, "rank_pid": who.pid, "world_size": world, "generation": who.generation}
                 yield _info("rank_hello", **fields, sharded=sharded)
+        case wire.Failed(who=who, round=wire.NO_ROUND, reason=reason):
+            yield Entry("rank_failed", "warning", {"rank": who.rank, "reason": reason})
         case wire.Finished(who=who):
             finished = before.rank(who)
             if finished is not None and not finished.finished:

@@ -133,11 +133,12 @@ def end_at_once(state: State, now_ms: int) -> State:
 
 
 def own_end(policy: Policy, state: State, code: int) -> tuple[State, Commands] | None:
-    """The command has ended with a notice in force. Its own status counts if it is 0 and every rank had said Finished."""
+    """The command has ended with a notice in force. Its own status counts if every rank had said Finished before Leave."""
     leaving = state.leaving
     all_finished = bool(state.ranks) and all(rank.finished for rank in state.ranks)
-    # A loop that an exception ended has said Finished as well: with a notice in force only status 0 is an end of its own.
-    if code == 0 and (all_finished or (leaving is None and not state.ranks)):
+    if all_finished and (leaving is None or not leaving.told or code == 0):
+        return done(state, code, _own_end_line(code))
+    if code == 0 and leaving is None and not state.ranks:
         return done(state, code, _own_end_line(code))
     return None
 

@@ -231,6 +231,9 @@ def _saving(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
     match event:
         case wire.Arrived(who=who, round=number):
             if number == NO_ROUND:
+                problem = rounds.stopped_beyond(state, event)
+                if problem:
+                    return turns.give_up(policy, rounds.lost(state, who, Stage.FAILED, problem), problem, now_ms)
                 return state, (Say(who.pid, wire.Wait(NO_ROUND)),)
             if _is_stale(state, event):
                 return state, _stale(state, event)

@@ -21,6 +21,9 @@ RELOOKS_MS = (100, 300, 1_000)
 TURN_RELOOKS = 2
 """A notice signal is taken for a rehearsal only after this many further looks."""
 
+CUT_AGAIN_MS = 1_000
+"""A kill that has moved by less keeps its budget: cut anew at every look, the shares that come last would melt away."""
+
 REFRESH_MS = 300_000
 """The job's end time is looked at this often when nothing happens: `scontrol update TimeLimit` moves it."""
 
@@ -177,7 +180,7 @@ def _explained(policy: Policy, state: State, reading: Reading, view: JobView, no
         if reading.explained or notice.cause in (Cause.UNKNOWN, Cause.LIMIT_AHEAD, Cause.NO_END)
         else notice.cause,
         kill_at_ms=kill_at_ms,
-        budget=cut(now_ms, kill_at_ms),
+        budget=notice.budget if abs(kill_at_ms - notice.kill_at_ms) < CUT_AGAIN_MS else cut(now_ms, kill_at_ms),
         looked=True,
         deadline_known=notice.deadline_known or reading.explained,
         preempt_ms=view.preempt_ms if reading.cause is Cause.PREEMPTED and notice.preempt_ms is None else notice.preempt_ms,

@@ -68,6 +68,8 @@ def heard(state: State, word: FromRank, now_ms: int) -> State | None:
     match word:
         case wire.Finished():
             rank = dataclasses.replace(rank, finished=True, stopped_at=None)
+        case wire.Failed(round=wire.NO_ROUND):
+            rank = dataclasses.replace(rank, finished=False)
         case wire.Left():
             rank = dataclasses.replace(rank, left=True, stopped_at=None)
         case wire.Arrived(round=wire.NO_ROUND, at=at):

@@ -112,6 +112,15 @@ def on_its_way(state: State, word: wire.Ack, now_ms: int) -> tuple[State, str]:
     return state, f"{ranks.describe_who(word.who)} is on its way to {tuple(word.entered)}, beyond the agreed {tuple(current.at)}"
 
 
+def stopped_beyond(state: State, word: wire.Arrived) -> str:
+    """A rank stands at a later stop of its own, while the others wait for it at T: it was cut off and let go of this round."""
+    current = state.round
+    member = current.member(word.who) if current else None
+    if current is None or member is None or current.at is None or current.go or word.at <= current.at:
+        return ""
+    return f"{ranks.describe_who(word.who)} stands at {tuple(word.at)}, beyond the agreed {tuple(current.at)}"
+
+
 def arrived(policy: Policy, state: State, word: wire.Arrived, now_ms: int) -> tuple[State, Commands, str]:
     """A rank stands at T. When all do: Go. The text is a reason to give the round up, or ""."""
     current = state.round
