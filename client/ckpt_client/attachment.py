@@ -162,7 +162,9 @@ def close_tracker_hole() -> None:
     It does that in the thread that first uses spawn, forkserver or shared memory, and children started from there would then
     die of Slurm's broadcast. Only where the supervisor has blocked SIGTERM for us.
     """
-    if signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, SHIELDED):
+    # Whoever has a handler of their own, and has let the signal in for it, keeps it (field case 13).
+    nobodys = {number for number in SHIELDED if signal.getsignal(number) is signal.SIG_DFL}
+    if signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, nobodys):
         # A shell between has cleared the mask that the supervisor gave us (dash does, bash does not): another thread that runs
         # already may still take the signal, so it gets a handler that does nothing.
         for number in SHIELDED:

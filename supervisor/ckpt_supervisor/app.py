@@ -28,7 +28,7 @@ from ckpt_supervisor.core.policy import EXIT_STALE
 from ckpt_supervisor.core.state import Phase
 from ckpt_supervisor.disk import Resume
 from ckpt_supervisor.errands import LANES, Errands
-from ckpt_supervisor.journal import Journal, Who
+from ckpt_supervisor.journal import Journal, Stamp, Who
 from ckpt_supervisor.lanes import Lanes
 from ckpt_supervisor.launch import Launch, Started
 from ckpt_supervisor.shield import SETTLED_MS, Shield, next_sweep_ms
@@ -73,6 +73,7 @@ class Supervisor:
         self.events: collections.deque[ev.Event] = collections.deque()
         self.feeding = False
         self.told: set[str] = set()
+        self.lines: list[tuple[Entry, Stamp]] = []
         self.journal = Journal(launch.options.dir / "journal", Who(job.name, job.attempt, job.step_id, launch.epoch, job.task))
         self.errands = Errands(launch, lanes, self.feed, self._log)
         self.policy = errands.policy_of(launch, can_look=self.errands.scontrol is not None)
@@ -85,6 +86,7 @@ class Supervisor:
         """Start the command, then one event after the other until the machine says Exit."""
         self._begin()
         while self.exit is None:
+            self._write_lines()
             ready = dict(self.poller.poll(self._timeout_ms()))
             self._signals()
             if self.launch.transport.socket in ready:
@@ -311,10 +313,19 @@ class Supervisor:
     # --- the end ----------------------------------------------------------------------------------------------------------
 
     def _log(self, entry: Entry) -> None:
-        stamp = self.journal.stamp()
-        if not self.lanes.room("journal"):
+        self.lines.append((entry, self.journal.stamp()))
+
+    def _write_lines(self) -> None:
+        """Give a turn's lines to the journal, at its end: sooner, its thread would have the GIL before each word is sent."""
+        lines, self.lines = self.lines, []
+        if not lines or not self.lanes.room("journal"):
             return
-        self.lanes.post("journal", "journal", lambda: self.journal.write(entry.event, entry.level, stamp, entry.fields), _ignore)
+
+        def write() -> None:
+            for entry, stamp in lines:
+                self.journal.write(entry.event, entry.level, stamp, entry.fields)
+
+        self.lanes.post("journal", "journal", write, _ignore)
 
     def _tell_once(self, reason: object) -> None:
         """A save that failed while training goes on is told, but not again for the same reason."""
@@ -335,6 +346,7 @@ class Supervisor:
 
     def _flush(self) -> None:
         """Let the journal be written, within a bound."""
+        self._write_lines()
         flushed: list[bool] = []
         for lane in ("meeting", "journal"):
             self.lanes.post(lane, "flush", _nothing, lambda _: flushed.append(True))
@@ -346,6 +358,7 @@ class Supervisor:
 
     def emergency(self) -> int:
         """After a fault of our own: see emergency.py."""
+        self._write_lines()
         inbox = self.launch.inbox
         if self.state.notice is None:
             code = emergency.outlive(self.child, inbox)

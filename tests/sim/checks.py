@@ -319,7 +319,10 @@ class Checks:
             if process.alive and not process.stopped and process.is_beyond(current.at) and not world.net.is_cut(process):
                 since_ms = self.hopeless.setdefault(current.number, now)
                 if now - since_ms > HOPELESS_MS:
-                    self.broken("hopeless", f"rank {process.rank} is on its way to {tuple(process.next_at)}, and waited for at {current.at}")
+                    self.broken(
+                        "hopeless",
+                        f"rank {process.rank} is on its way to {tuple(process.next_at)}, and waited for at {current.at}",
+                    )
                 return
         self.hopeless.pop(current.number, None)
 

@@ -74,17 +74,23 @@ policies = st.builds(
     resume_from=st.just(""),
 ).map(lambda policy: policy if policy.slurm else dataclasses.replace(policy, can_look=False))
 
+depths = st.tuples(st.sampled_from(list(ev.Meaning)), st.integers(0, 12))
+
 
 class Core(RuleBasedStateMachine):
     """Whatever is said, by whoever, whenever."""
 
-    @initialize(policy=policies, world=st.integers(0, 3), now=st.integers(0, 10**9))
-    def begin(self, policy: Policy, world: int, now: int) -> None:
-        """Start."""
+    @initialize(policy=policies, world=st.integers(0, 3), deep=depths, now=st.integers(0, 10**9))
+    def begin(self, policy: Policy, world: int, deep: tuple[ev.Meaning, int], now: int) -> None:
+        """Start, and go so far in a round as it should be."""
         self.policy, self.now = policy, now
         self.state, commands = machine.start(policy, now)
         self.laws = Laws(policy, self.state, commands, now)
         self.attach(world)
+        if deep[1]:
+            self.feed(ev.SignalCame("SIGTERM", deep[0]), 5_000)
+        for _ in range(deep[1]):
+            self.honest(7, 20)
 
     @property
     def over(self) -> bool:
@@ -92,10 +98,10 @@ class Core(RuleBasedStateMachine):
         return self.state.phase is Phase.DONE
 
     @precondition(lambda self: self.over)
-    @rule(policy=policies, world=st.integers(0, 3))
-    def begin_again(self, policy: Policy, world: int) -> None:
+    @rule(policy=policies, world=st.integers(0, 3), deep=depths)
+    def begin_again(self, policy: Policy, world: int, deep: tuple[ev.Meaning, int]) -> None:
         """The next attempt."""
-        self.begin(policy, world, self.now)
+        self.begin(policy, world, deep, self.now)
 
     def feed(self, event: ev.Event, after_ms: int = 0) -> None:
         """One step, judged."""
@@ -280,19 +286,19 @@ class Core(RuleBasedStateMachine):
         self.feed(ev.Looked(view, "decisive"), after)
 
     @precondition(lambda self: self.state.phase.value in range(Phase.AGREEING.value, Phase.DONE.value))
-    @rule(n=st.integers(0, 30), after=st.integers(0, 300), lie=st.sampled_from([False, False, True]))
-    def next_part(self, n: int, after: int, lie: bool) -> None:
-        """Whoever is waited for does its part, and perhaps somebody does not."""
-        if lie:
-            self.almost_honest(n)
-        self.honest(n, after)
-
-    @precondition(lambda self: self.state.phase.value in range(Phase.AGREEING.value, Phase.DONE.value))
-    @rule(times=st.integers(2, 6), n=st.integers(0, 30), after=st.integers(0, 300))
-    def next_parts(self, times: int, n: int, after: int) -> None:
-        """The same, several times."""
+    @rule(times=st.integers(1, 6), n=st.integers(0, 30), after=st.integers(0, 300), lie=st.sampled_from([False, False, True]))
+    def next_parts(self, times: int, n: int, after: int, lie: bool) -> None:
+        """Whoever is waited for does its part; perhaps somebody does not."""
         for _ in range(times):
+            if lie:
+                self.almost_honest(n)
             self.honest(n, after)
+
+    @precondition(lambda self: self.state.phase is Phase.RUNNING and self.state.live)
+    @rule(leave=st.booleans(), after=pauses)
+    def asked(self, leave: bool, after: int) -> None:
+        """A round is asked for."""
+        self.feed(ev.SignalCame("SIGTERM", ev.Meaning.LEAVE if leave else ev.Meaning.SAVE), after)
 
     def honest(self, n: int, after: int) -> None:
         """The next thing that happens when all goes well."""

@@ -171,8 +171,8 @@ def _explained(policy: Policy, state: State, reading: Reading, view: JobView, no
         if notice.relooks < TURN_RELOOKS:
             return _relook(state, now_ms)  # The first look may be too early; the save is running meanwhile.
         return dataclasses.replace(state, notice=None)
-    # What a requeue of our own brings about explains no earlier signal: a step limit's kill, say, still comes in its time.
-    known = notice.deadline_known or state.requeue is not None
+    # A job on its way out explains its own SIGTERM, not an earlier one: a step limit's kill, say, still comes in its time.
+    known = notice.deadline_known or (notice.looked and not runs(view))
     kill_at_ms = _kill_at_ms(policy, dataclasses.replace(notice, deadline_known=known), reading, now_ms)
     notice = dataclasses.replace(
         notice,
