@@ -286,7 +286,7 @@ class Supervisor:
         self.errands.choose(None, chosen)
 
     def _refuse(self, why: str) -> None:
-        """Nothing may be started. On the way out already (a notice came meanwhile) that changes nothing: the requeue comes first."""
+        """Nothing may be started. On the way out already (a notice came meanwhile) it changes nothing: the requeue is first."""
         self._log(Entry("refused", "error", {"text": why}))
         if self.state.phase is Phase.RUNNING and self.state.notice is None and self.exit is None:
             self.exit = (EXIT_STALE, why)

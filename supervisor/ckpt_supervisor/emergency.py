@@ -1,7 +1,7 @@
 """After a fault of our own: what is left to do without the machine.
 
 Owns the last line of defence. A training that nobody interrupts goes on unsupervised, since a fault of ours must not end it; a
-job that is being interrupted is brought back, by the same rules as always: never after a scancel, nobody leaves before the answer.
+job that is being interrupted is brought back, by the same rules as always: never after a scancel, and not before the answer.
 """
 
 from __future__ import annotations

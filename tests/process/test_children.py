@@ -430,20 +430,25 @@ def test_end_all_ends_stopped_ones_and_grandchildren_and_leaves_us_and_our_erran
 
 def test_end_all_wakes_a_stopped_process_for_a_signal_that_it_can_take() -> None:
     """SIGCONT follows the signal: a stopped grandchild dies of SIGUSR2 although it could not run, while its parent lives."""
-    script = SUBREAPER + """
+    script = (
+        SUBREAPER
+        + """
     child = start("bash", "-c", "trap : USR2; sh -c 'kill -STOP $$'; exit $?")
     wait_for(lambda: "stopped" in states())
     children.end_all(signal.SIGUSR2)
     wait_for(lambda: child.status() is not None)
     say(child.status())
     """
+    )
     with Stage(script) as stage:
         assert stage.said() == 128 + signal.SIGUSR2
 
 
 def test_a_tree_that_forks_while_it_is_ended_is_ended() -> None:
     """Processes that come up between two looks are found by the next look: after one call nobody runs any more."""
-    script = SUBREAPER + """
+    script = (
+        SUBREAPER
+        + """
     children.become_subreaper()
     bomb = "for i in 1 2 3 4; do (while :; do sleep 999 & read -t 0.002 y; done) & done; wait"
     child = start("bash", "-c", bomb)
@@ -453,5 +458,6 @@ def test_a_tree_that_forks_while_it_is_ended_is_ended() -> None:
     wait_for(lambda: child.status() is not None and children.reap_orphans(claims) is not None and not children.descendants())
     say([child.status(), len(hit) > 60])
     """
+    )
     with Stage(script) as stage:
         assert stage.said() == [137, True]

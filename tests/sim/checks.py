@@ -39,7 +39,7 @@ HOPELESS_MS = 6_000
 VERIFY_FAULTS = ("verify_slow", "verify_hang", "commit_slow", "commit_hang")
 
 
-class Violation(Exception):  # noqa: N818 - it is a finding, not an error
+class Violation(Exception):
     """A rule was broken."""
 
     def __init__(self, rule: str, text: str) -> None:
@@ -194,7 +194,7 @@ class Checks:
 
     def _requeue(self, before: Any, event: Any) -> None:
         world, supervisor = self.world, self.world.supervisor
-        view, slurm = supervisor.view, world.slurm
+        view = supervisor.view
         if type(event).__name__ != "Looked" or view is None or event.view is not view:
             self.broken("look", "requeue is called without a look right before it")
         if supervisor.view_seen_ms < self.last_leave_signal_ms:
@@ -416,7 +416,7 @@ class Checks:
 
     def final(self) -> None:
         """At the end of a run."""
-        from tests.sim import liveness  # noqa: PLC0415 - split for length; it needs Violation from here
+        from tests.sim import liveness
 
         liveness.final(self)
 

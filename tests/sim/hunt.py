@@ -1,4 +1,4 @@
-"""`python -m tests.sim.hunt [NAME...] [--runs N]`: in how many runs each planted fault is found, also those that CI has no time for."""
+"""`python -m tests.sim.hunt [NAME...] [--runs N]`: which run shows each planted fault, also those that CI has no time for."""
 
 from __future__ import annotations
 

@@ -11,8 +11,22 @@ if TYPE_CHECKING:
     from tests.sim.options import Options
 
 LEAVE_STORIES = frozenset(
-    "preempt preempt0 preempt_usr1 preempt_cancel warning limit watch scancel requeued step_limit term node_failure "
-    "local_term local_int".split()
+    [
+        "preempt",
+        "preempt0",
+        "preempt_usr1",
+        "preempt_cancel",
+        "warning",
+        "limit",
+        "watch",
+        "scancel",
+        "requeued",
+        "step_limit",
+        "term",
+        "node_failure",
+        "local_term",
+        "local_int",
+    ]  # noqa: E501
 )
 SLACK_MS = 8_000
 HORIZON_MS = 600_000

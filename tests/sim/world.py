@@ -145,7 +145,7 @@ def run(
     ranks_max: int = 16,
     where: Mapping[str, Any] | None = None,
 ) -> World:
-    """Draw and play one run. Raises Violation when a rule is broken. `where` fixes some of what is drawn; its faults are added."""
+    """Draw and play one run. Raises Violation when a rule is broken. `where` fixes some of what is drawn, and adds faults."""
     rng = random.Random(seed)
     fixed = dict(where or {})
     options = draw(seed, rng, ranks_max, fixed.pop("mode", ""), fixed.pop("story", ""), fixed.pop("faults", frozenset()))

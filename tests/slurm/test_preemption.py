@@ -106,21 +106,21 @@ def test_the_cause_does_not_depend_on_the_signal_that_the_site_sends(new_stage: 
 
 
 def test_every_kind_of_command_attaches_all_its_ranks_and_saves_them(new_stage: Callable[..., Stage]) -> None:
-    """Row 18: python, a shell that stays between, and torchrun with two ranks, where the signal reaches every process."""
-    stage = new_stage(nodes=3, proctrack="linuxproc")
+    """Row 18: python, two shells that stay between, and torchrun with two ranks, where the signal reaches every process."""
+    stage = new_stage(nodes=4, proctrack="linuxproc")
     words = ["--steps", "100000", "--step-ms", "20", "--log", "{log}"]
     shell = f"{shlex.join(toy_words(*words))}; echo ended with $?"
     torchrun = [str(BIN / "torchrun"), "--nproc-per-node", "2", "--", *toy_words(*words)[1:]]
-    for command in (toy_words(*words), ["bash", "-c", shell], torchrun):
+    for command in (toy_words(*words), ["bash", "-c", shell], ["dash", "-c", shell], torchrun):
         stage.submit("-p", "low", command=command, script=TRAPPED)
-    python, bash, two = stage.runs
+    *ones, two = stage.runs
     stage.started()
     two.wait_steps(3, rank=1)
     for run in stage.runs:
         run.preempt()
     for run in stage.runs:
         check_requeued(run)
-    for run in (python, bash):
+    for run in ones:
         check_no_step_lost(run, check_saved(run))
     two.verify()
     (step,) = two.committed()

@@ -97,7 +97,7 @@ def on_its_way(state: State, word: wire.Ack, now_ms: int) -> tuple[State, str]:
     """A rank has heard SaveAt and is not parked. The text is a reason to give the round up, or "".
 
     In a round without Prepare (rule 12) a rank can be beyond T already, in a collective with those that wait for it at T: nothing
-    would move until the round's deadline. One such answer proves nothing, as a rank that comes to T stores the next position first.
+    would move until the round's deadline. One such answer proves nothing, as a rank that comes to T stores the next position.
     """
     current = state.round
     member = current.member(word.who) if current else None
