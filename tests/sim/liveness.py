@@ -26,7 +26,7 @@ LEAVE_STORIES = frozenset(
         "node_failure",
         "local_term",
         "local_int",
-    ]  # noqa: E501
+    ]
 )
 SLACK_MS = 8_000
 HORIZON_MS = 600_000
