@@ -66,6 +66,9 @@ class Supervisor:
         self.lanes = lanes
         self.child: children.Child | None = None
         self.rank_fds: dict[int, int] = {}
+        self.orphaned: int | None = None
+        """Status of a command that has died of the notice's own broadcast while ranks below it live on."""
+        self.rank_codes: list[int] = []
         self.exit: tuple[int, str] | None = None
         self.shield = Shield()
         self.sweep_at_ms = now_ms() + SWEEP_MS  # Not at once: the claims are locked while the journal's library is imported.
@@ -145,7 +148,7 @@ class Supervisor:
     def _timeout_ms(self) -> int:
         """Time until the next deadline; recomputed every time, never remembered."""
         times = [machine.next_deadline(self.policy, self.state)]
-        if self.child is not None:
+        if self.child is not None or self.orphaned is not None:
             times.append(self.sweep_at_ms)
         soonest = min((time for time in times if time is not None), default=None)
         return -1 if soonest is None else max(0, soonest - now_ms())
@@ -155,7 +158,7 @@ class Supervisor:
     def _signals(self) -> None:
         for number in self.launch.inbox.drain():
             if number == signal.SIGCHLD:
-                children.reap_orphans(self.launch.claims)
+                self._reap()
                 continue
             meaning = self._meaning(number)
             if meaning is None:
@@ -202,20 +205,40 @@ class Supervisor:
                 os.close(fd)
                 del self.rank_fds[pid]
                 self.feed(ev.RankGone(pid, "its process has ended"))
+        if self.orphaned is not None and not self.rank_fds:
+            self._reap()
+            code, self.orphaned = max(self.rank_codes, default=self.orphaned), None
+            self.feed(ev.CommandExited(code))
         child = self.child
         if child is None or child.pidfd not in ready:
             return
-        code = child.status()
-        if code is not None:
+        status = child.status()
+        if status is not None:
             self.poller.unregister(child.pidfd)
             child.close()
             self.child = None
+            self._command_ended(status)
+
+    def _command_ended(self, code: int) -> None:
+        """A shell between that clears its signal mask (dash) dies of Slurm's broadcast: then it is over when its ranks are."""
+        options = self.launch.options
+        broadcast = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, *options.notice_signals, *options.save_signals}
+        if code - 128 in broadcast and self.rank_fds:
+            self._log(Entry("command_orphaned", "warning", {"code": code, "rank_pids": sorted(self.rank_fds)}))
+            self.orphaned, self.rank_codes = code, []
+        else:
             self.feed(ev.CommandExited(code))
+
+    def _reap(self) -> None:
+        """Collect orphans. A rank's own status stands for that of a command that has died before it."""
+        for pid, returncode in children.reap_orphans(self.launch.claims).items():
+            if self.orphaned is not None and any(rank.who.pid == pid for rank in self.state.ranks):
+                self.rank_codes.append(children.exit_code(returncode))
 
     def _sweep(self) -> None:
         """Complete terminations that the shield holds up; while a notice is in force only note what is from outside."""
         now = now_ms()
-        if now < self.sweep_at_ms or self.child is None:
+        if now < self.sweep_at_ms or (self.child is None and self.orphaned is None):
             return
         quiet = self.state.notice is None and not self.signalled
         self.signalled = False
@@ -247,6 +270,7 @@ class Supervisor:
 
     def _end_command(self) -> None:
         self._kill_all()
+        self.orphaned = None
         if self.child is None and self.state.code is None:
             self.feed(ev.CommandExited(128 + signal.SIGKILL))  # It had not been started yet.
 

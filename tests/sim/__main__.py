@@ -15,7 +15,7 @@ from tests.sim.code import real  # noqa: E402
 from tests.sim.world import run  # noqa: E402
 
 
-def main() -> int:
+def main(argv: list[str]) -> int:
     """Play the runs that were asked for."""
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="first seed")
@@ -23,7 +23,7 @@ def main() -> int:
     parser.add_argument("--trace", action="store_true", help="print every event, word and command")
     parser.add_argument("--ranks", type=int, default=16, help="largest number of ranks")
     parser.add_argument("--keep-going", action="store_true", help="count the broken rules instead of stopping at the first")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     code = real()
     ends: collections.Counter[str] = collections.Counter()
     broken: dict[str, list[int]] = collections.defaultdict(list)
@@ -50,4 +50,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -4,30 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.sim.options import LOCAL
+from tests.sim.options import ENDLESS, LOCAL, STORIES
 
 if TYPE_CHECKING:
     from tests.sim.checks import Checks
     from tests.sim.options import Options
 
-LEAVE_STORIES = frozenset(
-    [
-        "preempt",
-        "preempt0",
-        "preempt_usr1",
-        "preempt_cancel",
-        "warning",
-        "limit",
-        "watch",
-        "scancel",
-        "requeued",
-        "step_limit",
-        "term",
-        "node_failure",
-        "local_term",
-        "local_int",
-    ]
-)
+LEAVE_STORIES = frozenset(STORIES) - {"none", "save", "rehearse"}
 SLACK_MS = 8_000
 HORIZON_MS = 600_000
 
@@ -99,7 +82,7 @@ def _ample(options: Options) -> bool:
         return False  # Not all may have attached by then. (The watch acts in the second half of the time at the earliest.)
     if options.ranks > 1 and options.phase_every and not options.collective:
         return False  # Rank 0 may be any number of steps behind.
-    if options.steps < 1_000_000 and options.story not in ("save", "rehearse"):
+    if options.steps < ENDLESS and options.story not in ("save", "rehearse"):
         return False
     grace_ms = options.grace_ms if options.story.startswith("preempt") and options.story != "preempt0" else 0
     budget_ms = options.kill_wait_ms + grace_ms

@@ -18,6 +18,7 @@ SEEDS_MAX = 1_500
 
 RARE = frozenset(
     {
+        "arrived_rank_need_not_be_heard",
         "grace_explains_every_signal",
         "kill_counted_from_the_end_of_the_look",
         "late_save_at_takes_go_back",
@@ -27,6 +28,7 @@ RARE = frozenset(
         "rank_beyond_t_not_noticed",
         "rehearsal_ends_training_at_a_saved_step",
         "stale_words_not_answered",
+        "stop_beyond_t_not_noticed",
     }
 )
 """These need more runs than CI has time for, or a second rule of the code now stands in for the one that they remove:

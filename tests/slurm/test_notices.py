@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -33,20 +34,39 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize("proctrack", BOTH)
 def test_a_save_signal_saves_and_training_goes_on(new_stage: Callable[..., Stage], proctrack: str) -> None:
     """Row 9 and field case 26: USR2, and USR1 with no end in sight, are committed while the job runs on without a lost step."""
-    stage = new_stage(proctrack=proctrack)
-    run = stage.submit("-p", "low", script=THEN)
+    stage = new_stage(nodes=2, proctrack=proctrack)
+    shell = f"{shlex.join(toy_words('--steps 100000 --step-ms 20 --log {log}'))}; echo ended with $?"
+    for command in (None, ["dash", "-c", shell]):
+        stage.submit("-p", "low", command=command, script=THEN)
     stage.started()
     for number, name in enumerate(("USR2", "USR1", "USR2"), 1):
-        run.cancel(f"--signal={name}")
-        step = run.wait_event("commit", number, result="committed")["step"]
-        run.wait_steps(step + 5)
-    run.verify()
-    assert len(set(run.committed())) == 3
-    assert run.steps() == list(range(1, len(run.steps()) + 1))
-    record = run.job()
-    assert (record["JobState"], record["Restarts"]) == ("RUNNING", "0")
-    assert run.exit_codes() == []
-    assert run.requeue_calls() == []
+        for run in stage.runs:
+            run.cancel(f"--signal={name}")
+        for run in stage.runs:
+            step = run.wait_event("commit", number, result="committed")["step"]
+            run.wait_steps(step + 5)
+    for run in stage.runs:
+        run.verify()
+        assert len(set(run.committed())) == 3
+        assert run.steps() == list(range(1, len(run.steps()) + 1))
+        record = run.job()
+        assert (record["JobState"], record["Restarts"]) == ("RUNNING", "0")
+        assert run.exit_codes() == []
+        assert run.requeue_calls() == []
+
+
+def test_a_shell_that_dies_of_the_broadcast_does_not_hide_how_training_ends(new_stage: Callable[..., Stage]) -> None:
+    """dash clears the mask that shields it: USR2 ends it on linuxproc; the rank trains on, and its status is the supervisor's."""
+    stage = new_stage(proctrack="linuxproc")
+    shell = f"{shlex.join(toy_words('--steps 80 --step-ms 20 --exit-code 5 --log {log}'))}; echo ended with $?"
+    run = stage.submit("-p", "low", command=["dash", "-c", shell], script=THEN)
+    stage.started()
+    run.cancel("--signal=USR2")
+    assert run.wait_exit() == 5
+    assert run.event("command_orphaned")["code"] == 128 + signal.SIGUSR2
+    assert len(run.committed()) == 1
+    assert run.steps() == list(range(1, 81))
+    assert "STAGE2" not in run.output()
 
 
 @pytest.mark.parametrize("proctrack", BOTH)

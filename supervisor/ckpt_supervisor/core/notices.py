@@ -64,7 +64,20 @@ def signalled(policy: Policy, state: State, event: SignalCame, now_ms: int) -> t
             end_term_ms=now_ms if is_term and _is_stale(state, notice.end_term_ms) else notice.end_term_ms,
             relooks=0,
         )
+        if is_term:
+            notice = _nearer(policy, notice, now_ms)
     return look(policy, dataclasses.replace(state, notice=notice), f"signal {event.name}", now_ms)
+
+
+def _nearer(policy: Policy, notice: Notice, now_ms: int) -> Notice:
+    """A further SIGTERM: until a look says otherwise it is that of the end, a scancel or a requeue, and KillWait runs from it.
+
+    A look can take longer than KillWait, or fail; waited for without this, it costs the way out.
+    """
+    kill_at_ms = now_ms + (policy.kill_wait_ms if policy.slurm else policy.grace_ms)
+    if kill_at_ms > notice.kill_at_ms - CUT_AGAIN_MS:
+        return notice
+    return dataclasses.replace(notice, kill_at_ms=kill_at_ms, budget=cut(now_ms, kill_at_ms), deadline_known=False)
 
 
 def ahead(policy: Policy, state: State, now_ms: int) -> State:

@@ -216,6 +216,9 @@ def give_up(policy: Policy, state: State, reason: str, now_ms: int, again: bool 
             if state.round is not None:
                 state = dataclasses.replace(state, round=dataclasses.replace(state.round, tries=current.tries + 1))
             return state, commands + more
+        wait_ms = waits_until_ms(state)
+        if again and wait_ms is not None and now_ms < wait_ms:
+            return state, commands  # The looks have yet to say whether there is an end in sight at all.
         state, more = leaving.leave(policy, state, False, reason, now_ms)
         return state, commands + more
     state, more = back(policy, state, now_ms, committed=False)
