@@ -183,8 +183,10 @@ def _running(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
     match event:
         case SignalCame(meaning=Meaning.SAVE):
             return turns.begin(policy, state, Kind.SAVE, now_ms)
-        case SignalCame() | Looked():
+        case SignalCame():
             return turns.begin(policy, state, Kind.LEAVE, now_ms) if state.notice is not None else (state, ())
+        case Looked():
+            return state, ()  # See _running_due.
         case CommandExited():
             return turns.command_over(policy, state, now_ms)
         case wire.Arrived(who=who, round=number) if number == NO_ROUND:
@@ -421,8 +423,9 @@ def _phase_due(policy: Policy, state: State, now_ms: int) -> Result:
 def _running_due(policy: Policy, state: State, now_ms: int) -> Result:
     if notices.watch_is_due(policy, state, now_ms):
         return turns.begin(policy, notices.ahead(policy, state, now_ms), Kind.LEAVE, now_ms)
-    if state.notice is not None:
-        return turns.begin(policy, state, Kind.LEAVE, now_ms)  # It waited for a look long enough.
+    wait_ms = turns.waits_until_ms(state)
+    if wait_ms is not None:
+        return turns.begin(policy, state, Kind.LEAVE, now_ms) if now_ms >= wait_ms else (state, ())
     if state.next_save_ms is not None and now_ms >= state.next_save_ms:
         state = dataclasses.replace(state, next_save_ms=turns.next_save_ms(policy, now_ms))
         return turns.begin(policy, state, Kind.PERIODIC, now_ms)

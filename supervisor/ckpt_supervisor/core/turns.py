@@ -59,6 +59,9 @@ def begin(policy: Policy, state: State, kind: Kind, now_ms: int) -> Result:
             if wait_ms is not None and now_ms < wait_ms:
                 return state, ()  # Nobody can save; a rehearsal must not end a training that only has not attached yet.
             return leaving.leave(policy, state, False, _nobody(state), now_ms)
+        if now_ms >= state.notice.budget.save_by_ms:
+            # A round that could only be given up at once would hide why the one before it was.
+            return leaving.leave(policy, state, False, _no_time(state), now_ms)
         return rounds.begin(policy, state, kind, now_ms, state.notice.budget.save_by_ms)
     if not state.live or state.code is not None:
         return state, ()
@@ -239,9 +242,6 @@ def back(policy: Policy, state: State, now_ms: int, committed: bool) -> Result:
     if state.notice is not None:
         if committed and now_ms + state.longest_save_ms > state.notice.budget.save_by_ms:
             return leaving.leave(policy, state, True, "", now_ms)
-        if state.given_up is not None and not committed and now_ms >= state.notice.budget.save_by_ms:
-            # No time for another: one that could only be given up at once would hide why this one was.
-            return leaving.leave(policy, state, False, state.given_up.reason, now_ms)
         return begin(policy, state, Kind.LEAVE, now_ms)
     return own_stops(policy, state, now_ms)
 
@@ -310,6 +310,12 @@ def _nobody(state: State) -> str:
     if any(rank.finished for rank in state.ranks):
         return "training had left its loop already"
     return "no rank is left"
+
+
+def _no_time(state: State) -> str:
+    if state.given_up is not None and state.given_up.round.number == state.newest_round:
+        return state.given_up.reason
+    return "there was no time left for a save"
 
 
 def cause_word(state: State) -> str:
