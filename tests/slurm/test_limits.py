@@ -132,7 +132,7 @@ def test_a_limit_that_is_reached_leaves_killwait_and_the_job_comes_back(runs: di
     check_saved(run)
     check_out_before_the_kill(run)
     assert "the watch on the job's end is off" in run.output()
-    assert [entry["signal"] for entry in run.events("signal")[:2]] == ["SIGTERM", "SIGTERM"]
+    assert {entry["signal"] for entry in run.events("signal")} == {"SIGTERM"}  # twice in one moment: the kernel may merge them
     assert notices(run)[-1]["cause"] in ("time limit reached", "requeued already")
     assert "time limit reached" in {entry["cause"] for entry in notices(run)}
     assert notice_at(run) > limit(run, 1) - 1
