@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpt_client.attachment import Attachment, Saver
+from ckpt_client.attachment import Attachment
 from ckpt_client.hook import Load, Save, idle_rank, meet, own_saver
 from ckpt_client.identity import Identity
 from ckpt_client.meeting import Wish
@@ -92,6 +92,8 @@ def steps(stop: int, start: int = 0, *, save: Save | None = None, load: Load | N
 
     `state`: what is saved and restored, anything with `state_dict` and `load_state_dict`, as in
     `steps(1000, model=model, optimizer=optimizer)`. Or `save(directory, step)` and `load(directory)`, functions of your own.
+    State may be sharded (FSDP2, DTensor) if all ranks call this. Raises TypeError for an optimizer of sharded parameters whose
+    module is not passed.
     """
     if state:
         if save is not None or load is not None:
@@ -113,16 +115,16 @@ def _with_state(stop: int, start: int, state: dict[str, Stateful]) -> Loop:
             raise TypeError(f"steps(): {name}={type(thing).__name__} has no state_dict and load_state_dict")
     made: list[TorchState] = []
 
-    def make_saver(who: Identity) -> Saver:
-        from ckpt_client.torch_state import TorchState
+    def state_of(who: Identity) -> TorchState:
+        if not made:
+            from ckpt_client.torch_state import TorchState
 
-        made.append(TorchState(state, who))
-        return made[0].save
+            made.append(TorchState(state, who))
+        return made[0]
 
-    met = meet(Wish(make_saver, start=start, sharded=False))
+    met = meet(Wish(lambda who: state_of(who).save, start=start, sharded=lambda who: state_of(who).sharded))
     if not met.resume_from:
         return Loop(start, stop, met.attachment, None)
-    if not made:
-        make_saver(met.identity)
-    made[0].load(Path(met.resume_from), met.resume_step)
-    return Loop(met.resume_step, stop, met.attachment, made[0].restore_random)
+    kept = state_of(met.identity)
+    kept.load(Path(met.resume_from), met.resume_step)
+    return Loop(met.resume_step, stop, met.attachment, kept.restore_random)

@@ -32,11 +32,14 @@ class Meeting(NamedTuple):
 
 
 class Wish(NamedTuple):
-    """What the training code asked for. `start`: its first boundary on a fresh run, None for the one after step 1."""
+    """What the training code asked for. `start`: its first boundary on a fresh run, None for the one after step 1.
+
+    `sharded`: the state is spread over the ranks; or a function that looks, called only where there is a supervisor to tell.
+    """
 
     make_saver: Callable[[Identity], Saver]
     start: int | None
-    sharded: bool
+    sharded: bool | Callable[[Identity], bool]
 
 
 # The meetings of this process, one at most: a process has one place in training.
@@ -69,13 +72,15 @@ def _meet(endpoint: str, environment: Mapping[str, str], who: Identity, wish: Wi
         tell("this Python runs without the GIL, which the agreement on a step relies on: training on without supervision")
         return _alone(environment, who)
     me = Who(who.rank, who.generation, os.getpid())
+    # Before Hello, which says it (rule 10). What raises here is for the training code to see.
+    sharded = wish.sharded(who) if callable(wish.sharded) else wish.sharded
     supervisor = environment.get("CKPT_SUPERVISE_PID", "")
     try:
         line = open_line(endpoint, int(supervisor) if supervisor.isdecimal() else 0)
     except (zmq.ZMQError, OSError) as error:
         tell(f"cannot reach the supervisor at {endpoint!r} ({error}): training on without supervision")
         return _alone(environment, who)
-    hello = wire.Hello(me, wire.VERSION, who.world_size, who.local_rank, wish.sharded)
+    hello = wire.Hello(me, wire.VERSION, who.world_size, who.local_rank, sharded)
     answer = greet(line, hello, HELLO_MAX_MS)
     if not isinstance(answer, wire.Welcome) or answer.version != wire.VERSION:
         tell(f"{_why_not(answer)}: rank {who.rank} trains on without supervision")

@@ -46,6 +46,8 @@ class Who(msgspec.Struct, frozen=True, array_like=True):
     rank: int
     generation: int
     pid: int
+    task: int = 0
+    """The task whose supervisor it is attached to, put in by that supervisor: pids of two nodes may be equal."""
 
 
 class SavedFile(msgspec.Struct, frozen=True, array_like=True):
@@ -224,7 +226,7 @@ def decode_from_rank(frame: bytes) -> FromRank:
         word: FromRank = _from_rank.decode(frame)
     except (msgspec.DecodeError, RecursionError) as error:
         raise DecodeError(str(error)) from error
-    problem = _out_of_range(word)
+    problem = out_of_range(word)
     if problem:
         raise DecodeError(problem)
     return word
@@ -245,7 +247,7 @@ def _check_size(frame: bytes) -> None:
         raise DecodeError(f"a frame of {len(frame)} bytes, more than {FRAME_BYTES_MAX}")
 
 
-def _out_of_range(word: FromRank) -> str:
+def out_of_range(word: FromRank) -> str:
     """What is wrong with the numbers of a word, or ""."""
     if word.who.rank < 0 or word.who.generation < 0 or word.who.pid <= 0:
         return f"an identity out of range: {word.who}"

@@ -13,34 +13,35 @@ import signal
 import time
 import traceback
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
 from ckpt_client import wire
 
 from ckpt_supervisor import children, disk, emergency, errands
+from ckpt_supervisor.core import between, machine, relay, tasks
 from ckpt_supervisor.core import commands as do
 from ckpt_supervisor.core import events as ev
-from ckpt_supervisor.core import machine
 from ckpt_supervisor.core.describe import Entry, describe
 from ckpt_supervisor.core.leaving import before_requeue_line
 from ckpt_supervisor.core.policy import EXIT_STALE
 from ckpt_supervisor.core.state import Phase
 from ckpt_supervisor.disk import Resume
 from ckpt_supervisor.errands import LANES, Errands
-from ckpt_supervisor.journal import Journal, Stamp, Who
+from ckpt_supervisor.garbage import Garbage
+from ckpt_supervisor.journal import Journal, Who
 from ckpt_supervisor.lanes import Lanes
 from ckpt_supervisor.launch import Launch, Started
+from ckpt_supervisor.lines import Lines
 from ckpt_supervisor.shield import SETTLED_MS, Shield, next_sweep_ms
 from ckpt_supervisor.signals import signal_name
 from ckpt_supervisor.stderr import progress, say
-from ckpt_supervisor.transport import Garbage
+
+if TYPE_CHECKING:  # Only a step of several tasks has these: see others_of.
+    from ckpt_supervisor.others import Coordinating, Following
 
 SWEEP_MS = 1_000
 """The shield looks at the command's processes this often; half a millisecond of CPU a look is half of what we may cost."""
-
-TOLD_MAX = 100
-"""Most different reasons of failed saves that are told on stderr; all are in the journal."""
 
 FLUSH_MS = 2_000
 """At the end the journal gets this long to be written."""
@@ -65,7 +66,8 @@ class Supervisor:
         self.launch = launch
         self.lanes = lanes
         self.child: children.Child | None = None
-        self.rank_fds: dict[int, int] = {}
+        self.rank_fds: dict[wire.Who, int] = {}
+        self.ended_pids: set[int] = set()
         self.orphaned: int | None = None
         """Status of a command that has died of the notice's own broadcast while ranks below it live on."""
         self.rank_codes: list[int] = []
@@ -73,14 +75,15 @@ class Supervisor:
         self.shield = Shield()
         self.sweep_at_ms = now_ms() + SWEEP_MS  # Not at once: the claims are locked while the journal's library is imported.
         self.signalled = False
-        self.events: collections.deque[ev.Event] = collections.deque()
+        self.events: collections.deque[ev.Event | ev.FromCoordinator] = collections.deque()
         self.feeding = False
-        self.told: set[str] = set()
-        self.lines: list[tuple[Entry, Stamp]] = []
         self.journal = Journal(launch.options.dir / "journal", Who(job.name, job.attempt, job.step_id, launch.epoch, job.task))
-        self.errands = Errands(launch, lanes, self.feed, self._log)
+        self.lines = Lines(self.journal, lanes)
+        self.errands = Errands(launch, lanes, self.feed, self.lines.log)
         self.policy = errands.policy_of(launch, can_look=self.errands.scontrol is not None)
         self.state, self.first = machine.start(self.policy, now_ms())
+        self.coordinating, self.following = others_of(launch, self.lines)
+        """Of a step of several tasks. While this one follows, `state` is idle; it is the heir's once the coordinator is lost."""
         self.poller = zmq.Poller()
 
     # --- the loop -----------------------------------------------------------------------------------------------------
@@ -89,11 +92,13 @@ class Supervisor:
         """Start the command, then one event after the other until the machine says Exit."""
         self._begin()
         while self.exit is None:
-            self._write_lines()
+            self._send_out()
+            self.lines.write()
             ready = dict(self.poller.poll(self._timeout_ms()))
             self._signals()
             if self.launch.transport.socket in ready:
                 self._words()
+            self._peers()
             if self.lanes.fileno() in ready:
                 self.lanes.deliver()
             self._ended(ready)
@@ -102,7 +107,7 @@ class Supervisor:
                 self.feed(ev.Tick())
         return self._end()
 
-    def feed(self, event: ev.Event) -> None:
+    def feed(self, event: ev.Event | ev.FromCoordinator) -> None:
         """One step of the machine for this event, and for those that its commands cause at once, in order."""
         self.events.append(event)
         if self.feeding:
@@ -114,14 +119,20 @@ class Supervisor:
         finally:
             self.feeding = False
 
-    def _step(self, event: ev.Event) -> None:
+    def _step(self, event: ev.Event | ev.FromCoordinator) -> None:
         now = now_ms()
+        if self.following is not None:
+            self._follow(self.following, event, now)
+            if not self.following.is_lost:
+                return
+        if isinstance(event, ev.FromCoordinator):
+            return
         before = self.state
         self.state, commands = machine.step(self.policy, before, event, now)
         for entry in describe(event, before, self.state, commands, now):
-            self._log(entry)
+            self.lines.log(entry)
             if entry.event == "round_given_up" and self.state.leaving is None:
-                self._tell_once(entry.fields.get("reason"))
+                self.lines.tell_once(entry.fields.get("reason"))
         if before.phase is not Phase.REQUEUEING and self.state.phase is Phase.REQUEUEING:
             say(before_requeue_line(self.policy, self.state))
         for command in commands:
@@ -130,6 +141,11 @@ class Supervisor:
     def _begin(self) -> None:
         for fd in (self.launch.inbox.fileno(), self.lanes.fileno(), self.launch.transport.socket):
             self.poller.register(fd, zmq.POLLIN)
+        if self.coordinating is not None:
+            self.coordinating.register(self.poller)
+        if self.following is not None:
+            self._begin_to_follow(self.following)
+            return
         if self.launch.started is not None:
             self._started(*self.launch.started, disk.NOTHING, 0)
         else:
@@ -139,6 +155,16 @@ class Supervisor:
         for command in self.first:
             self._carry_out(command)
 
+    def _begin_to_follow(self, following: Following) -> None:
+        """The coordinator chooses, sweeps and looks; here is nothing to do but what it says."""
+        following.register(self.poller)
+        self.lanes.post("journal", "opening the journal", self._open_journal, _ignore)
+        signals, words = following.early()
+        for number in signals:
+            self._signal(number)
+        for word in words:
+            self.feed(word)
+
     def _open_journal(self) -> None:
         """Not while the command is being forked: logging's fork handlers, new in the middle of a fork, complain on its stderr."""
         with self.launch.claims.forking():
@@ -147,7 +173,11 @@ class Supervisor:
 
     def _timeout_ms(self) -> int:
         """Time until the next deadline; recomputed every time, never remembered."""
-        times = [machine.next_deadline(self.policy, self.state)]
+        times: list[int | None] = []
+        if self.following is not None:
+            times.append(relay.next_deadline(self.following.relay))
+        if self.following is None or self.following.is_lost:
+            times.append(machine.next_deadline(self.policy, self.state))
         if self.child is not None or self.orphaned is not None:
             times.append(self.sweep_at_ms)
         soonest = min((time for time in times if time is not None), default=None)
@@ -159,13 +189,15 @@ class Supervisor:
         for number in self.launch.inbox.drain():
             if number == signal.SIGCHLD:
                 self._reap()
-                continue
-            meaning = self._meaning(number)
-            if meaning is None:
-                continue
+            else:
+                self._signal(number)
+
+    def _signal(self, number: int) -> None:
+        meaning = self._meaning(number)
+        if meaning is not None:
             self.signalled = True
             self.sweep_at_ms = 0  # What the same broadcast left pending below us is to be known as such.
-            self.feed(ev.SignalCame(signal_name(number), meaning))
+            self.feed(ev.SignalCame(signal_name(number), meaning, self.launch.job.task))
 
     def _meaning(self, number: int) -> ev.Meaning | None:
         options = self.launch.options
@@ -182,29 +214,65 @@ class Supervisor:
     def _words(self) -> None:
         for word in self.launch.transport.receive():
             if isinstance(word, Garbage):
-                if word.first:
-                    self._log(Entry("garbage", "warning", {"peer": word.peer, "reason": word.reason}))
+                self.lines.garbage(word)
                 continue
-            self.feed(word)
-            if isinstance(word, wire.Hello) and word.who.pid not in self.rank_fds and self.state.rank(word.who) is not None:
-                self._watch(word.who.pid)
+            said = word if self.following is None else self.following.stamped(word)
+            self.feed(said)
+            if isinstance(said, wire.Hello) and (self.following is not None or self.state.rank(said.who) is not None):
+                self._watch(said.who)
 
-    def _watch(self, pid: int) -> None:
+    def _peers(self) -> None:
+        """What the step's other supervisors say."""
+        if self.coordinating is not None:
+            for word in self.coordinating.receive():
+                self._from_task(word)
+        if self.following is not None:
+            for told in self.following.receive():
+                self.feed(told)
+        for end in (self.coordinating, self.following):
+            for cut in end.closed() if end is not None else ():
+                self.feed(cut)
+
+    def _from_task(self, word: between.Up) -> None:
+        match word:
+            case between.Report():
+                for event in tasks.unfold(self.policy, self.state, word):
+                    self.feed(event)
+            case between.Heard(words=words):
+                self._hear(words)
+            case between.Checked(task=task, round=number, problem=problem, bytes_read=count, files=files, verified=verified):
+                self.errands.took(task, number, files)
+                self.feed(ev.Verified(number, verified, problem, count, task))
+
+    def _hear(self, words: tuple[wire.FromRank, ...]) -> None:
+        """Words that came in one frame: what is due by now is looked at once, after them all."""
+        entries: list[Entry] = []
+        for word in words:
+            before, now = self.state, now_ms()
+            self.state, commands = machine.hear(self.policy, before, word, now)
+            entries += describe(word, before, self.state, commands, now)
+            for command in commands:
+                self._carry_out(command)
+        self.lines.log_together(entries)
+        self.feed(ev.Tick())
+
+    def _watch(self, who: wire.Who) -> None:
         """Learn of this rank's end by its pidfd. A pid of another namespace is not ours to watch: its silence will tell."""
-        if not children.is_descendant(pid):
+        if who in self.rank_fds or not children.is_descendant(who.pid):
             return
-        fd = children.pidfd(pid)
+        fd = children.pidfd(who.pid)
         if fd is not None:
-            self.rank_fds[pid] = fd
+            self.rank_fds[who] = fd
             self.poller.register(fd, zmq.POLLIN)
 
     def _ended(self, ready: Mapping[Any, int]) -> None:
-        for pid, fd in list(self.rank_fds.items()):
+        for who, fd in list(self.rank_fds.items()):
             if fd in ready:
                 self.poller.unregister(fd)
                 os.close(fd)
-                del self.rank_fds[pid]
-                self.feed(ev.RankGone(pid, "its process has ended"))
+                del self.rank_fds[who]
+                self.ended_pids.add(who.pid)
+                self.feed(ev.RankGone(who, "its process has ended"))
         if self.orphaned is not None and not self.rank_fds:
             self._reap()
             code, self.orphaned = max(self.rank_codes, default=self.orphaned), None
@@ -224,7 +292,9 @@ class Supervisor:
         options = self.launch.options
         broadcast = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, *options.notice_signals, *options.save_signals}
         if code - 128 in broadcast and self.rank_fds:
-            self._log(Entry("command_orphaned", "warning", {"code": code, "rank_pids": sorted(self.rank_fds)}))
+            self.lines.log(
+                Entry("command_orphaned", "warning", {"code": code, "rank_pids": sorted(who.pid for who in self.rank_fds)})
+            )
             self.orphaned, self.rank_codes = code, []
         else:
             self.feed(ev.CommandExited(code))
@@ -232,7 +302,7 @@ class Supervisor:
     def _reap(self) -> None:
         """Collect orphans. A rank's own status stands for that of a command that has died before it."""
         for pid, returncode in children.reap_orphans(self.launch.claims).items():
-            if self.orphaned is not None and any(rank.who.pid == pid for rank in self.state.ranks):
+            if self.orphaned is not None and (pid in self.ended_pids or any(who.pid == pid for who in self.rank_fds)):
                 self.rank_codes.append(children.exit_code(returncode))
 
     def _sweep(self) -> None:
@@ -240,29 +310,74 @@ class Supervisor:
         now = now_ms()
         if now < self.sweep_at_ms or (self.child is None and self.orphaned is None):
             return
-        quiet = self.state.notice is None and not self.signalled
+        calm = self.following is None or self.following.is_calm
+        quiet = self.state.notice is None and calm and not self.signalled
         self.signalled = False
         # CPU of this thread: on a busy machine, or while another thread imports, the clock on the wall says seconds.
         began_us = time.thread_time_ns() // 1_000
         for pid in self.shield.sweep(children.descendants(self.launch.claims), now, quiet=quiet):
-            self._log(Entry("termination_completed", "info", {"pid": pid}))
+            self.lines.log(Entry("termination_completed", "info", {"pid": pid}))
         cost_us = time.thread_time_ns() // 1_000 - began_us
         self.sweep_at_ms = now + (SETTLED_MS if self.shield.is_waiting(now) else max(SWEEP_MS, next_sweep_ms(cost_us)))
 
     # --- what goes out --------------------------------------------------------------------------------------------------
 
-    def _carry_out(self, command: do.Command) -> None:
+    def _carry_out(self, command: do.Command | do.RelayCommand) -> None:
         match command:
-            case do.Say(pid=pid, word=word):
-                self.launch.transport.send(pid, word)
+            case do.Say(pid=pid, word=word, task=task):
+                if self.coordinating is not None and task != 0:
+                    self.coordinating.say(command)
+                else:
+                    self.launch.transport.send(pid, word)
+            case do.Announce() | do.TurnAway():
+                assert self.coordinating is not None
+                self.coordinating.tell(command, self.state)
+            case do.PassUp() | do.SendUp():
+                assert self.following is not None
+                self.following.say(command)
+            case do.TakeOver(reason=reason):
+                self._take_over(reason)
             case do.StartCommand(restart=restart):
                 self._restart(restart)
             case do.EndCommand():
                 self._end_command()
             case do.Exit(code=code, line=line):
                 self.exit = (code, line)
-            case do.LookUp() | do.Verify() | do.Commit() | do.DropPartial() | do.Prune() | do.Meet() | do.CallRequeue():
+            case do.CheckAgain():
+                assert self.coordinating is not None
+                self.coordinating.have_checked(command)
+            case do.Verify():
+                if self.coordinating is not None:
+                    self.coordinating.have_checked(command)
                 self.errands.carry_out(command, self._protected())
+            case do.LookUp() | do.Commit() | do.DropPartial() | do.Prune() | do.Meet() | do.CallRequeue():
+                self.errands.carry_out(command, self._protected())
+
+    def _send_out(self) -> None:
+        """At the end of a turn: what was gathered for other supervisors."""
+        for end in (self.coordinating, self.following):
+            if end is not None:
+                end.flush()
+
+    # --- another task's supervisor ------------------------------------------------------------------------------------------
+
+    def _follow(self, following: Following, event: ev.Event | ev.FromCoordinator, now: int) -> None:
+        """One event of a relay. While the coordinator is lost the machine has the event too."""
+        was_lost = following.is_lost
+        commands = following.step(self.policy, self.state, event, now)
+        if was_lost and not following.is_lost:
+            self.state, _ = machine.start(self.policy, now)
+            say("task 0's supervisor is heard again")
+        for command in commands:
+            self._carry_out(command)
+
+    def _take_over(self, reason: str) -> None:
+        assert self.following is not None
+        say(f"{reason}: no more saves; task {self.launch.job.task} leaves by itself if it has to")
+        self.policy = relay.heir_policy(self.policy, self.following.relay)
+        self.state, commands = relay.inherit(self.policy, self.following.relay, now_ms())
+        for command in commands:
+            self._carry_out(command)
 
     def _protected(self) -> frozenset[int]:
         """Steps that are never pruned: what this attempt resumed from, and its newest commit."""
@@ -271,14 +386,14 @@ class Supervisor:
     def _end_command(self) -> None:
         self._kill_all()
         self.orphaned = None
-        if self.child is None and self.state.code is None:
+        if self.child is None and self.state.code is None and (self.following is None or self.following.relay.is_running):
             self.feed(ev.CommandExited(128 + signal.SIGKILL))  # It had not been started yet.
 
     def _kill_all(self) -> None:
         """End every process below us, but not a scontrol that is just at work for us."""
         killed = children.end_all(signal.SIGKILL, self.launch.claims)
         if killed:
-            self._log(Entry("killed", "info", {"pids": killed}))
+            self.lines.log(Entry("killed", "info", {"pids": killed}))
         children.reap_orphans(self.launch.claims)
 
     # --- the command ------------------------------------------------------------------------------------------------------
@@ -307,11 +422,14 @@ class Supervisor:
             self._started(*self.launch.start_command(resume.path, restart), resume, restart)
 
         self._kill_all()
-        self.errands.choose(None, chosen)
+        if self.following is None:
+            self.errands.choose(None, chosen)
+        else:
+            self._started(*self.launch.start_command(self.following.resume.path, restart), self.following.resume, restart)
 
     def _refuse(self, why: str) -> None:
         """Nothing may be started. On the way out already (a notice came meanwhile) it changes nothing: the requeue is first."""
-        self._log(Entry("refused", "error", {"text": why}))
+        self.lines.log(Entry("refused", "error", {"text": why}))
         if self.state.phase is Phase.RUNNING and self.state.notice is None and self.exit is None:
             self.exit = (EXIT_STALE, why)
 
@@ -323,40 +441,18 @@ class Supervisor:
     def _started(self, argv: list[str], started: Started, resume: Resume, restart: int) -> None:
         if isinstance(started, children.NotStarted):
             say(started.reason)
-            self._log(Entry("command_not_started", "error", {"reason": started.reason, "code": started.code}))
+            self.lines.log(Entry("command_not_started", "error", {"reason": started.reason, "code": started.code}))
             self.feed(ev.CommandExited(started.code))
             return
         self.child = started
         self.poller.register(started.pidfd, zmq.POLLIN)
         fields = {"command": argv, "command_pid": started.pid, "resume_from": resume.path, "resume_step": resume.step}
-        self._log(Entry("command_started", "info", {**fields, "restart": restart, "dir": str(self.launch.options.dir)}))
+        self.lines.log(Entry("command_started", "info", {**fields, "restart": restart, "dir": str(self.launch.options.dir)}))
 
     def _kill_wait(self, found_ms: int) -> None:
         self.policy = dataclasses.replace(self.policy, kill_wait_ms=found_ms)
 
     # --- the end ----------------------------------------------------------------------------------------------------------
-
-    def _log(self, entry: Entry) -> None:
-        self.lines.append((entry, self.journal.stamp()))
-
-    def _write_lines(self) -> None:
-        """Give a turn's lines to the journal, at its end: sooner, its thread would have the GIL before each word is sent."""
-        lines, self.lines = self.lines, []
-        if not lines or not self.lanes.room("journal"):
-            return
-
-        def write() -> None:
-            for entry, stamp in lines:
-                self.journal.write(entry.event, entry.level, stamp, entry.fields)
-
-        self.lanes.post("journal", "journal", write, _ignore)
-
-    def _tell_once(self, reason: object) -> None:
-        """A save that failed while training goes on is told, but not again for the same reason."""
-        text = str(reason or "")
-        if text and text not in self.told and len(self.told) < TOLD_MAX:
-            self.told.add(text)
-            say(f"a save was given up, training goes on: {text}")
 
     def _end(self) -> int:
         assert self.exit is not None
@@ -365,12 +461,16 @@ class Supervisor:
         if line and (code != 0 or self.state.notice is not None):
             say(line)
         self.errands.end()
+        if self.coordinating is not None:
+            self.coordinating.part(self.policy, self.state, code, now_ms())
+        if self.following is not None:
+            self.following.part()
         self._flush()
         return code
 
     def _flush(self) -> None:
         """Let the journal be written, within a bound."""
-        self._write_lines()
+        self.lines.write()
         flushed: list[bool] = []
         for lane in ("meeting", "journal"):
             self.lanes.post(lane, "flush", _nothing, lambda _: flushed.append(True))
@@ -382,7 +482,7 @@ class Supervisor:
 
     def emergency(self) -> int:
         """After a fault of our own: see emergency.py."""
-        self._write_lines()
+        self.lines.write()
         inbox = self.launch.inbox
         if self.state.notice is None:
             code = emergency.outlive(self.child, inbox)
@@ -395,6 +495,18 @@ class Supervisor:
 def now_ms() -> int:
     """The one clock: monotonic, whole milliseconds."""
     return time.monotonic_ns() // 1_000_000
+
+
+def others_of(launch: Launch, lines: Lines) -> tuple[Coordinating | None, Following | None]:
+    """This supervisor's end of a step of several tasks; imported only there, since every import delays a start."""
+    if launch.hub is None and launch.joined is None:
+        return None, None
+    from ckpt_supervisor.others import Coordinating, Following
+
+    if launch.joined is not None:
+        return None, Following(launch.joined, launch.job.task, lines)
+    assert launch.hub is not None
+    return Coordinating(launch.hub, lines), None
 
 
 def _ignore(_: Any) -> None:

@@ -12,6 +12,7 @@ import ctypes
 import dataclasses
 import errno
 import os
+import resource
 import signal
 import subprocess
 import threading
@@ -154,13 +155,20 @@ class Child:
 
 
 def start(
-    argv: Sequence[str], env: Mapping[str, str], blocked: Collection[int], claims: Claims, *, own_group: bool
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    blocked: Collection[int],
+    claims: Claims,
+    *,
+    own_group: bool,
+    files_max: tuple[int, int] | None = None,
 ) -> Child | NotStarted:
     """Start the command. Only from the main thread: PR_SET_PDEATHSIG fires when the *thread* that forked ends (prctl(2)).
 
     `own_group` gives it a process group of its own, so that ctrl-C reaches the supervisor only. Not under Slurm: proctrack/pgid
     ends a step by its process group and would miss it. And not when stdin is our terminal: a background group is stopped when it
     reads from it. There SIGINT and SIGHUP, which the terminal sends to the whole group, are blocked in the command as well.
+    `files_max`: RLIMIT_NOFILE as it was before this process has raised its own.
     """
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("the command must be started from the main thread")
@@ -168,7 +176,7 @@ def start(
     shielded = {*blocked, *(_TERMINAL_SIGNALS if shares_terminal else ())}
     # Everything is blocked around the fork, so that no handler of ours runs in the child before its exec.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    prepare = _preparation(mask | shielded, own_group and not shares_terminal)
+    prepare = _preparation(mask | shielded, own_group and not shares_terminal, files_max)
     try:
         with claims.forking(command=True) as claim:
             process = subprocess.Popen(argv, env=env, close_fds=False, preexec_fn=prepare)  # noqa: PLW1509 - see _preparation.
@@ -185,7 +193,7 @@ def start(
     return Child(process.pid, _end_of(process.pid) if fd is None else fd, claims, shares_terminal)
 
 
-def _preparation(mask: Collection[int], own_group: bool) -> Callable[[], None]:
+def _preparation(mask: Collection[int], own_group: bool, files_max: tuple[int, int] | None) -> Callable[[], None]:
     """What the child does between fork and exec. All it needs is made ready before the fork: afterwards it must not import."""
     libc = ctypes.CDLL(None, use_errno=True)
     parent = os.getpid()
@@ -197,12 +205,29 @@ def _preparation(mask: Collection[int], own_group: bool) -> Callable[[], None]:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # It died before the line above.
             os.kill(os.getpid(), signal.SIGKILL)
+        if files_max is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, files_max)
         signal.set_wakeup_fd(-1)
         for number in ours:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     return prepare
+
+
+def raise_files_max() -> tuple[int, int] | None:
+    """Let this process open as many files as it may: each task of a step is a connection. The limits before; None if they stay.
+
+    The command gets the old ones back: programs that use select(2) rely on descriptors below 1,024.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        return None
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):
+        return None
+    return soft, hard
 
 
 def _not_started(command: str, error: OSError) -> NotStarted:

@@ -47,6 +47,8 @@ class Options:
     leave_timeout_ms: int | None
     notice_horizon_ms: int
     allow_restart_from_scratch: bool
+    interface: str
+    join_timeout_ms: int
     command: tuple[str, ...] = ()
 
 
@@ -89,6 +91,8 @@ SPECS: tuple[_Spec, ...] = (
     _Spec("save-timeout", "TIME", "15m", as_.positive_ms, "give up a save that holds training longer than this"),
     _Spec("leave-timeout", "TIME", "auto", as_.optional(as_.positive_ms, "auto"), "time for training to end after the commit"),
     _Spec("notice-horizon", "TIME", "10m", as_.positive_ms, "a notice signal this far before the job's end saves, and goes on"),
+    _Spec("interface", "NAME", "", as_.any_text, "network interface, or address, where task 0 listens for the other tasks"),
+    _Spec("join-timeout", "TIME", "5m", as_.positive_ms, "how long the other tasks look for task 0's supervisor"),
     _Spec(
         "allow-restart-from-scratch",
         "",
@@ -178,6 +182,8 @@ def read_options(argv: Sequence[str], env: Mapping[str, str]) -> Options:
         leave_timeout_ms=values["leave-timeout"],
         notice_horizon_ms=values["notice-horizon"],
         allow_restart_from_scratch=values["allow-restart-from-scratch"],
+        interface=values["interface"],
+        join_timeout_ms=values["join-timeout"],
         command=tuple(command),
     )
 

@@ -7,11 +7,13 @@ raise nothing that a disk can cause.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from ckpt_client.wire import SavedFile
 
 from ckpt_supervisor import store
 from ckpt_supervisor.config import Options
@@ -31,6 +33,9 @@ JOURNAL_TAIL_BYTES = 262_144
 
 LINES_MAX = 20
 """Most checkpoints that are named as passed over."""
+
+SEEN_LATE_S = (0.05, 0.2, 0.5, 1.0, 2.0)
+"""Pauses before files of another node are looked for once more."""
 
 Entries = tuple[store.FileEntry, ...]
 
@@ -122,11 +127,43 @@ def _is_whole(line: bytes) -> bool:
 
 
 def check(command: Verify) -> tuple[str, int, Entries]:
-    """Verify a round's files: what is wrong ("" when intact), bytes read, and the manifest's entries."""
-    expected = tuple(store.Expected(file.path, file.size_bytes, file.xxh3_128, rank) for rank, file in command.files)
-    report, entries = store.check_files(command.partial, expected, mode="full" if command.full else "structure")
-    problem = "" if report.verdict is store.Verdict.INTACT else f"{report.verdict.value}: {report.reason}"
-    return problem, report.bytes_read, entries
+    """Verify a round's files: what is wrong ("" when intact), bytes read, and the manifest's entries.
+
+    Files that other tasks' ranks wrote are read there. Here they have to be seen with their sizes, which on a shared file system
+    may take a moment after they were closed on another node.
+    """
+    mode: store.Mode = "full" if command.full else "structure"
+    others = tuple(wanted for share in command.shares for wanted in _expected(share.files))
+    pauses = iter(SEEN_LATE_S if others else ())
+    while True:
+        report, entries = store.check_files(command.partial, _expected(command.files), mode=mode, elsewhere=others)
+        late = report.verdict in (store.Verdict.MISSING, store.Verdict.TRUNCATED)
+        pause_s = next(pauses, None) if late else None
+        if pause_s is None:
+            return _problem(report), report.bytes_read, entries
+        time.sleep(pause_s)
+
+
+def check_share(command: Verify) -> tuple[str, int, Entries]:
+    """Verify what the ranks of this task wrote, and have it flushed: another node's fsync does not reach this one's cache."""
+    mode: store.Mode = "full" if command.full else "structure"
+    report, entries = store.check_files(command.partial, _expected(command.files), mode=mode, share=True)
+    problem = _problem(report)
+    if not problem:
+        try:
+            for entry in entries:
+                store.sync_file(Path(command.partial) / entry.path)
+        except OSError as error:
+            problem = f"cannot be flushed to the disk: {error.strerror}"
+    return problem, report.bytes_read, () if problem else entries
+
+
+def _expected(files: tuple[tuple[int, SavedFile], ...]) -> tuple[store.Expected, ...]:
+    return tuple(store.Expected(file.path, file.size_bytes, file.xxh3_128, rank) for rank, file in files)
+
+
+def _problem(report: store.Report) -> str:
+    return "" if report.verdict is store.Verdict.INTACT else f"{report.verdict.value}: {report.reason}"
 
 
 def commit(directory: Path, job: Job, epoch: int, command: Commit, entries: Entries, created_at: str) -> tuple[CommitResult, str]:

@@ -6,6 +6,7 @@ is an event for the machine. Time-outs are bounds against a hanging controller (
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from ckpt_supervisor import disk, startup
 from ckpt_supervisor.core import commands as do
 from ckpt_supervisor.core import events as ev
+from ckpt_supervisor.core.between import CheckedFile
 from ckpt_supervisor.core.describe import Entry
 from ckpt_supervisor.core.policy import NOT_LOOKED, Policy
 from ckpt_supervisor.core.views import JobView, NoView
@@ -23,6 +25,7 @@ from ckpt_supervisor.meeting import Meeting, state_directory
 from ckpt_supervisor.meeting import Verdict as MeetVerdict
 from ckpt_supervisor.slurm import Scontrol
 from ckpt_supervisor.stderr import say
+from ckpt_supervisor.store import FileEntry
 
 LOOK_TIMEOUT_S = 12.0
 REQUEUE_TIMEOUT_S = 15.0
@@ -53,12 +56,13 @@ def policy_of(launch: Launch, can_look: bool) -> Policy:
         every_ms=options.every_ms,
         save_timeout_ms=options.save_timeout_ms,
         leave_timeout_ms=options.leave_timeout_ms,
+        tasks=1 if launch.joined is not None else launch.job.tasks,
         lead_ms=options.lead.ms,
         lead_auto=options.lead.auto,
         notice_horizon_ms=options.notice_horizon_ms,
         verify_full=options.verify == "full",
         restarts=options.restarts,
-        resume_step=-1 if launch.started is not None else NOT_LOOKED,
+        resume_step=-1 if launch.started is not None or launch.joined is not None else NOT_LOOKED,
     )
 
 
@@ -70,7 +74,8 @@ class Errands:
         self._lanes = lanes
         self._feed = feed
         self._log = log
-        self._entries: dict[int, disk.Entries] = {}
+        self._entries: dict[int, dict[int, disk.Entries]] = {}
+        """The manifest's entries of each round, by the task that has read the files."""
         self._damaged: set[int] = set()
         """Steps that were read in full and are not whole: names and sizes may not show it."""
         job = launch.job
@@ -88,8 +93,12 @@ class Errands:
             self._sweep()
         if self._launch.job.slurm is not None:
             self._lanes.post("meeting", "announcing this step", lambda: self._meeting.announce("running"), self._announced)
+        self.ask_kill_wait(kill_wait)
+
+    def ask_kill_wait(self, kill_wait: Callable[[int], None]) -> None:
+        """Ask Slurm how long it waits between SIGTERM and SIGKILL, where the user has not said it."""
         scontrol = self.scontrol
-        if scontrol is not None and options.kill_wait_ms is None:
+        if scontrol is not None and self._launch.options.kill_wait_ms is None:
 
             def found(answer: Any) -> None:
                 if isinstance(answer, int) and answer > 0:
@@ -100,7 +109,7 @@ class Errands:
 
     def end(self) -> None:
         """This step is over."""
-        if self._launch.job.slurm is not None:
+        if self._launch.job.slurm is not None and self._launch.joined is None:
             self._lanes.post("meeting", "withdrawing", self._meeting.withdraw, _ignore)
 
     def choose(self, progress: Callable[[int, int], None] | None, then: Callable[[Resume], None]) -> None:
@@ -128,8 +137,8 @@ class Errands:
         """Run one command. `protected`: steps that are never pruned."""
         directory, options = self._launch.options.dir, self._launch.options
         match command:
-            case do.LookUp(why=why):
-                self._look(why)
+            case do.LookUp(why=why, after_ms=after_ms):
+                self._look(why, after_ms)
             case do.Verify():
                 self._verify(command)
             case do.Commit():
@@ -150,7 +159,7 @@ class Errands:
             say(line)
             self._log(Entry("warning", "warning", {"text": line}))
 
-    def _look(self, why: str) -> None:
+    def _look(self, why: str, after_ms: int) -> None:
         scontrol = self.scontrol
         if scontrol is None:
             self._feed(ev.Looked(NoView("scontrol was not found", definite=True), why))
@@ -163,7 +172,11 @@ class Errands:
                 self.warn(startup.job_warnings(view.requeue, view.batch, self._launch.options.requeue.how == "auto"))
             self._feed(ev.Looked(view, why))
 
-        self._lanes.post("slurm", "looking at the job", lambda: scontrol.show_job(LOOK_TIMEOUT_S), looked)
+        def look() -> JobView | NoView:
+            time.sleep(after_ms / 1_000)  # In the lane: heirs of a lost coordinator ask one after the other.
+            return scontrol.show_job(LOOK_TIMEOUT_S)
+
+        self._lanes.post("slurm", "looking at the job", look, looked)
 
     def _requeue(self) -> None:
         scontrol = self.scontrol
@@ -187,14 +200,27 @@ class Errands:
             if isinstance(result, Broken):
                 self._feed(ev.Verified(command.round, mode, f"{result.what}: {result.error}", 0))
                 return
-            problem, count, self._entries[command.round] = result
-            self._feed(ev.Verified(command.round, mode, problem, count))
+            problem, count, entries = result
+            if self._launch.joined is None:
+                self._entries.setdefault(command.round, {})[0] = entries
+                self._feed(ev.Verified(command.round, mode, problem, count))
+            else:
+                files = tuple(CheckedFile(entry.path, entry.bytes, entry.xxh3_128, entry.rank) for entry in entries)
+                self._feed(ev.Verified(command.round, mode, problem, count, files=files))
 
-        self._lanes.post("store", "verifying", lambda: disk.check(command), verified)
+        check = disk.check if self._launch.joined is None else disk.check_share
+        self._lanes.post("store", "verifying", lambda: check(command), verified)
+
+    def took(self, task: int, number: int, files: tuple[CheckedFile, ...]) -> None:
+        """Another task has verified its ranks' files of this round."""
+        entries = tuple(FileEntry(file.path, file.size_bytes, file.xxh3_128, file.rank) for file in files)
+        self._entries.setdefault(number, {})[task] = entries
 
     def _commit(self, command: do.Commit) -> None:
         launch = self._launch
-        entries = self._entries.pop(command.round, ())
+        shares = self._entries.pop(command.round, {})
+        self._entries = {number: kept for number, kept in self._entries.items() if number > command.round}
+        entries = tuple(sorted((entry for share in shares.values() for entry in share), key=lambda entry: entry.path))
         created = datetime.now(timezone.utc).isoformat(timespec="microseconds")
 
         def commit() -> tuple[ev.CommitResult, str]:

@@ -12,6 +12,7 @@ import dataclasses
 import os
 import signal
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from ckpt_supervisor import children, startup
 from ckpt_supervisor.config import Options
@@ -22,7 +23,13 @@ from ckpt_supervisor.stderr import say
 from ckpt_supervisor.store import HeldByOther, take_epoch
 from ckpt_supervisor.transport import NoPlace, Transport
 
+if TYPE_CHECKING:  # What only a step of several tasks needs is imported there: it takes time before the command's start.
+    from ckpt_supervisor.joining import Joined
+    from ckpt_supervisor.links import Hub
+
 EXIT_USAGE = 2
+EXIT_STALE = 76
+"""As in core/policy.py, which is not imported before the command runs."""
 
 Started = children.Child | children.NotStarted
 
@@ -38,6 +45,12 @@ class Launch:
     inbox: SignalInbox
     transport: Transport
     claims: children.Claims
+    hub: Hub | None = None
+    """Where the other tasks report, if there are any and this is task 0."""
+    joined: Joined | None = None
+    """The way to the coordinator, if this is another task."""
+    files_max: tuple[int, int] | None = None
+    """RLIMIT_NOFILE for the command, if it was raised for this process."""
     started: tuple[list[str], Started] | None = None
 
     def start_command(self, resume_from: str, restart: int) -> tuple[list[str], Started]:
@@ -53,35 +66,73 @@ class Launch:
             "CKPT_SUPERVISE_TAG": f"{self.job.name}.{self.job.step_id}.{self.epoch}",
         }
         blocked = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, *self.options.notice_signals, *self.options.save_signals}
-        return argv, children.start(argv, env, blocked=blocked, claims=self.claims, own_group=self.job.slurm is None)
+        return argv, children.start(
+            argv, env, blocked=blocked, claims=self.claims, own_group=self.job.slurm is None, files_max=self.files_max
+        )
 
 
 def run(options: Options, env: Mapping[str, str], supervise: Callable[[Launch], int]) -> int:
     """Start the command and hand over to the loop; the exit status of docs/exit-codes.md."""
     job = startup.job_of(SlurmEnv.from_environ(env))
-    refusal = startup.refusal(job)
-    if refusal:
-        say(refusal)
-        return EXIT_USAGE
     extra = {*options.notice_signals, *options.save_signals}
     with SignalInbox(extra, last=True) as inbox, contextlib.ExitStack() as stack:
         try:
-            options.dir.mkdir(parents=True, exist_ok=True)
-            epoch = take_epoch(options.dir, job.name, job.attempt, job.step_id).epoch
-        except HeldByOther as error:
-            say(f"--dir {options.dir}: {error}; give each run a directory of its own")
-            return EXIT_USAGE
-        except OSError as error:
-            say(f"--dir {options.dir}: {error}")
-            return EXIT_USAGE
-        places = [env.get("XDG_RUNTIME_DIR", ""), env.get("TMPDIR", ""), "/tmp", "/dev/shm", "/var/tmp"]  # noqa: S108 - mkdtemp inside
-        try:
-            transport = stack.enter_context(Transport(places))
-        except NoPlace as error:
+            launch = _prepared(stack, options, env, job, inbox)
+        except _Unfit as error:
             say(str(error))
-            return EXIT_USAGE
+            return error.code
         children.become_subreaper()
-        launch = Launch(options, env, job, epoch, inbox, transport, children.Claims())
-        if not startup.has_checkpoints(options.dir):
+        if launch.joined is None and not startup.has_checkpoints(options.dir):
             launch = dataclasses.replace(launch, started=launch.start_command("", 0))
         return supervise(launch)
+
+
+class _Unfit(Exception):
+    """This run cannot start; the message says why and what to do."""
+
+    def __init__(self, line: str, code: int = EXIT_USAGE) -> None:
+        super().__init__(line)
+        self.code = code
+
+
+def _prepared(stack: contextlib.ExitStack, options: Options, env: Mapping[str, str], job: Job, inbox: SignalInbox) -> Launch:
+    """Everything that stands before the command. Raises _Unfit."""
+    places = [env.get("XDG_RUNTIME_DIR", ""), env.get("TMPDIR", ""), "/tmp", "/dev/shm", "/var/tmp"]  # noqa: S108 - mkdtemp inside
+    try:
+        transport = stack.enter_context(Transport(places))
+    except NoPlace as error:
+        raise _Unfit(str(error)) from error
+    if job.task > 0 and job.tasks > 1:
+        from ckpt_supervisor import joining
+
+        try:
+            joined = joining.join(stack, options, job, inbox)
+        except joining.NotJoined as error:
+            raise _Unfit(str(error)) from error
+        except joining.Interrupted as error:
+            raise _Unfit(str(error), EXIT_STALE) from error
+        return Launch(options, env, job, joined.state.epoch, inbox, transport, children.Claims(), joined=joined)
+    try:
+        options.dir.mkdir(parents=True, exist_ok=True)
+        epoch = take_epoch(options.dir, job.name, job.attempt, job.step_id).epoch
+    except HeldByOther as error:
+        raise _Unfit(f"--dir {options.dir}: {error}; give each run a directory of its own") from error
+    except OSError as error:
+        raise _Unfit(f"--dir {options.dir}: {error}") from error
+    files_max = children.raise_files_max() if job.tasks > 1 else None
+    hub = _hub(stack, options, job, epoch)
+    return Launch(options, env, job, epoch, inbox, transport, children.Claims(), hub=hub, files_max=files_max)
+
+
+def _hub(stack: contextlib.ExitStack, options: Options, job: Job, epoch: int) -> Hub | None:
+    if job.tasks == 1:
+        return None
+    from ckpt_supervisor import joining
+    from ckpt_supervisor.links import NoLink
+
+    try:
+        return joining.open_hub(stack, options, job, epoch)
+    except (NoLink, ValueError) as error:
+        raise _Unfit(str(error)) from error
+    except OSError as error:
+        raise _Unfit(f"the other tasks could not find this one through --dir {options.dir}: {error}") from error

@@ -23,6 +23,11 @@ class Job:
     task: int
     slurm: SlurmEnv | None
 
+    @property
+    def tasks(self) -> int:
+        """How many supervisors this step has."""
+        return self.slurm.ntasks if self.slurm is not None and self.slurm.under_srun else 1
+
 
 def job_of(slurm: SlurmEnv | None) -> Job:
     """The job from Slurm's environment, else one named after this host."""
@@ -59,18 +64,6 @@ def command_line(command: Sequence[str], resume_arg: str, path: str) -> list[str
         else:
             words.append(word)
     return words if found else [*words, resume_arg, path]
-
-
-def refusal(job: Job) -> str:
-    """Why this run must not start at all, or ""."""
-    slurm = job.slurm
-    if slurm is not None and slurm.under_srun and slurm.ntasks > 1:
-        return (
-            f"this step has {slurm.ntasks} tasks, and several supervisors in one step cannot agree on a checkpoint yet: start "
-            "one task, and the ranks below it, as in: "
-            "srun --ntasks=1 ckpt-supervise -- torchrun --standalone --nproc-per-node N train.py"
-        )
-    return ""
 
 
 def warnings(job: Job, scontrol_found: bool, watched: bool = True) -> list[str]:

@@ -2,11 +2,14 @@
 
 Owns the socket, its directory, and who may be believed: a peer's name is its pid, and a word that claims another one is garbage.
 Garbage is counted, dropped and told once per peer; nothing that arrives here can raise past this module.
+
+Two things keep other users out, either would do: the directory has mode 0700, and libzmq asks the kernel who has connected
+(SO_PEERCRED, unix(7)) and drops a connection of another uid before it reads from it, once for each connection.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import os
 import shutil
 import tempfile
@@ -17,23 +20,15 @@ from types import TracebackType
 import zmq
 from ckpt_client import wire
 
+from ckpt_supervisor.garbage import Complaints, Garbage, readable
+
+__all__ = ["Garbage", "NoPlace", "Transport"]
+
 PATH_BYTES_MAX = 107
 """A Unix socket's path has to fit into sun_path with its NUL (unix(7): 108 bytes)."""
 
 WORDS_PER_TURN_MAX = 1_000
 """Most words taken in one turn of the loop, so that signals are never kept waiting by a flood."""
-
-GARBAGE_PEERS_MAX = 1_000
-"""Most peers whose garbage is told about."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Garbage:
-    """A frame that is not a word. `first`: nothing was told about this peer yet."""
-
-    peer: str
-    reason: str
-    first: bool
 
 
 class NoPlace(Exception):
@@ -45,8 +40,7 @@ class Transport:
 
     def __init__(self, places: Sequence[str]) -> None:
         self._places = places
-        self._garbled: set[str] = set()
-        self.garbage_count = 0
+        self._complaints = Complaints()
         self.endpoint = ""
 
     def __enter__(self) -> Transport:
@@ -55,6 +49,8 @@ class Transport:
         self.socket.set(zmq.LINGER, 0)
         self.socket.set(zmq.MAXMSGSIZE, wire.FRAME_BYTES_MAX)
         self.socket.set(zmq.ROUTER_HANDOVER, 1)
+        with contextlib.suppress(zmq.ZMQError):  # a libzmq without it (its Linux builds have it): then the directory alone
+            self.socket.set(zmq.IPC_FILTER_UID, os.geteuid())
         tried = []
         for place in filter(None, self._places):
             problem = self._bind_in(place)
@@ -69,6 +65,11 @@ class Transport:
         self._context.destroy(linger=0)
         shutil.rmtree(self._directory, ignore_errors=True)
 
+    @property
+    def garbage_count(self) -> int:
+        """Frames so far that were no words."""
+        return self._complaints.count
+
     def _bind_in(self, place: str) -> str:
         """Bind in a new 0700 directory below `place`; what is in the way, or ""."""
         try:
@@ -77,11 +78,11 @@ class Transport:
         except OSError as error:
             return error.strerror or str(error)
         path = directory / "s"
-        problem = _unfit(path)
         try:
+            problem = _unfit(path) or _close_to_others(directory)
             if not problem:
                 self.socket.bind(f"ipc://{path}")
-        except zmq.ZMQError as error:
+        except (zmq.ZMQError, OSError) as error:
             problem = error.strerror or str(error)
         if problem:
             shutil.rmtree(directory, ignore_errors=True)
@@ -104,7 +105,7 @@ class Transport:
                 frames = self.socket.recv_multipart(flags=zmq.NOBLOCK)
             except zmq.ZMQError:
                 return
-            peer = frames[0][:32].decode(errors="replace")
+            peer = readable(frames[0])
             try:
                 if len(frames) != 2:
                     raise wire.DecodeError(f"{len(frames)} frames instead of 2")
@@ -112,11 +113,7 @@ class Transport:
                 if str(word.who.pid) != peer:
                     raise wire.DecodeError(f"claims to be process {word.who.pid}")
             except wire.DecodeError as error:
-                self.garbage_count += 1
-                first = peer not in self._garbled and len(self._garbled) < GARBAGE_PEERS_MAX
-                if first:
-                    self._garbled.add(peer)
-                yield Garbage(peer, str(error), first)
+                yield self._complaints.about(peer, str(error))
                 continue
             yield word
 
@@ -127,3 +124,17 @@ def _unfit(path: Path) -> str:
     if len(name) > PATH_BYTES_MAX:
         return f"a path longer than {PATH_BYTES_MAX} bytes"
     return "" if name == str(path).encode(errors="replace") else "a path that is no UTF-8"
+
+
+def _close_to_others(directory: Path) -> str:
+    """Make sure that a new directory is this user's alone; why it is not, or "". Some file systems give all the same mode."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.fstat(fd).st_mode & 0o777 != 0o700:
+            os.fchmod(fd, 0o700)
+        seen = os.fstat(fd)
+    finally:
+        os.close(fd)
+    if seen.st_uid != os.geteuid():
+        return f"a new directory there belongs to uid {seen.st_uid}"
+    return "" if seen.st_mode & 0o777 == 0o700 else f"a new directory there has mode {seen.st_mode & 0o777:04o}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import socket
 import stat
 import subprocess
 import sys
@@ -24,6 +25,9 @@ from ckpt_client.wire import Position, Who
 from ckpt_supervisor.transport import Garbage, NoPlace, Transport
 
 BOUND_S = 30
+DISTURBED_S = 2.0
+"""How long random bytes go on."""
+
 OWN_PART = len("/ckpt-12345678/s")
 """What the transport adds to the place that it is given."""
 
@@ -296,6 +300,78 @@ def test_only_this_user_reaches_the_socket_and_nothing_is_left_of_it(tmp_path: P
     finally:
         os.umask(before)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_umask_that_closes_everything_does_not_keep_this_user_out(tmp_path: Path) -> None:
+    """The directory's mode is set, not hoped for."""
+    before = os.umask(0o177)
+    try:
+        with Transport([str(tmp_path)]) as transport, peer(transport) as one:
+            path = Path(transport.endpoint.removeprefix("ipc://"))
+            assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+            one.say(one.hello())
+            assert take(transport, 1) == [one.hello()]
+    finally:
+        os.umask(before)
+
+
+NOBODY = """
+import os, socket, sys
+from ckpt_client import wire
+path = sys.argv[1]
+os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
+with socket.socket(socket.AF_UNIX) as end:
+    end.settimeout(20)
+    try:
+        end.connect(path)
+        end.sendall(b"\\xff\\0\\0\\0\\0\\0\\0\\0\\1\\x7f")
+        print("connected;", "dropped" if end.recv(1) == b"" else "answered")
+    except (BrokenPipeError, ConnectionResetError):
+        print("connected; dropped")
+    except PermissionError:
+        print("cannot get there")
+"""
+
+
+@pytest.mark.parametrize(("opened", "expected"), [(False, "cannot get there"), (True, "connected; dropped")])
+def test_another_user_of_this_host_is_not_spoken_to(opened: bool, expected: str) -> None:
+    """The directory keeps him out; were it open, the kernel says who he is, and the connection is dropped unread."""
+    assert os.geteuid() == 0, "becoming another user takes root"
+    with short_directory() as place:
+        place.chmod(0o755)
+        with Transport([str(place)]) as transport, peer(transport) as one:
+            path = Path(transport.endpoint.removeprefix("ipc://"))
+            if opened:
+                path.parent.chmod(0o755)
+                path.chmod(0o777)
+            argv = [sys.executable, "-c", NOBODY, str(path)]
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+            assert done.stdout == expected + "\n"
+            one.say(one.hello())
+            assert take(transport, 1) == [one.hello()]
+            assert transport.garbage_count == 0
+
+
+def test_random_bytes_on_the_socket_disturb_nobody(tmp_path: Path) -> None:
+    """For a while, after none or some of a true greeting: what ZeroMQ still takes for frames is garbage, and all words come."""
+    chance = random.Random(12)
+    greeting = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
+    with Transport([str(tmp_path)]) as transport, peer(transport) as good:
+        path = transport.endpoint.removeprefix("ipc://")
+        end, rounds = time.monotonic() + DISTURBED_S, 0
+        while time.monotonic() < end:
+            with contextlib.suppress(ConnectionError), socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(path)
+                connection.sendall(greeting[: chance.choice([0, 0, 10, 12, 64])] + chance.randbytes(chance.randrange(5_000)))
+            rounds += 1
+            good.say(wire.Saving(good.who, rounds))
+            found: list[wire.FromRank | Garbage] = []
+            while wire.Saving(good.who, rounds) not in found:
+                assert time.monotonic() < end + BOUND_S
+                transport.socket.poll(100)
+                found += transport.receive()
+            assert [word for word in found if not isinstance(word, Garbage)] == [wire.Saving(good.who, rounds)]
+        assert rounds > 20
 
 
 FULL_TMPDIR = """

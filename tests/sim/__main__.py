@@ -22,15 +22,17 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--trace", action="store_true", help="print every event, word and command")
     parser.add_argument("--ranks", type=int, default=16, help="largest number of ranks")
+    parser.add_argument("--tasks", type=int, help="this many supervisors in every run")
     parser.add_argument("--keep-going", action="store_true", help="count the broken rules instead of stopping at the first")
     arguments = parser.parse_args(argv)
     code = real()
     ends: collections.Counter[str] = collections.Counter()
     broken: dict[str, list[int]] = collections.defaultdict(list)
     began = time.process_time()
+    where = {} if arguments.tasks is None else {"tasks": arguments.tasks}
     for seed in range(arguments.seed, arguments.seed + arguments.runs):
         try:
-            world = run(seed, code, print if arguments.trace else None, arguments.ranks)
+            world = run(seed, code, print if arguments.trace else None, arguments.ranks, where)
         except Violation as violation:
             if not arguments.keep_going:
                 print(f"seed {seed}: {violation}", file=sys.stderr)

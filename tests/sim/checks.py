@@ -6,14 +6,18 @@ Judges by what the simulated world really is (files, job record, steps run), nev
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+from tests.sim.disk import digest
 from tests.sim.options import LOCAL, NET
+from tests.sim.step_checks import StepChecks, Violation
 
 if TYPE_CHECKING:
     from ckpt_client import wire
 
     from tests.sim.disk import Checkpoint
+    from tests.sim.shell import Machine
     from tests.sim.trainer import Process
     from tests.sim.world import World
 
@@ -36,25 +40,28 @@ MIN_NOTICE_MS = 1_500
 """With less time between the first notice and the kill nobody is asked to be out before it."""
 
 HOPELESS_MS = 6_000
+HINDER = ("link_loss", "link_delay", "link_cut", "stopped_task", "stopped_coordinator", "dead_coordinator")
+HINDER += ("dead_task", "late_task", "link_reset")
+TURN_MS = 1_000
+"""Heirs look one after the other."""
+
+HEIR_NEEDS_MS = 5_000
+LATE_WORD = ("link_cut", "stopped_task", "stopped_coordinator")
+"""A signal may be told of so late that it is taken for another one."""
+
 VERIFY_FAULTS = ("verify_slow", "verify_hang", "commit_slow", "commit_hang")
-
-
-class Violation(Exception):
-    """A rule was broken."""
-
-    def __init__(self, rule: str, text: str) -> None:
-        super().__init__(f"{rule}: {text}")
-        self.rule = rule
-        self.text = text
 
 
 class Checks:
     """The checkers of one run."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, machine: Machine | None = None) -> None:
         self.world = world
-        self.hello: set[int] = set()
-        self.verified: set[int] = set()
+        self.of = machine
+        self.hello: set[tuple[int, int]] = set()
+        """Task and process number of whoever has said Hello."""
+        self.intact: dict[int, set[int]] = defaultdict(set)
+        """By round: the ranks whose files their own task has found intact."""
         self.at: dict[int, Any] = {}
         self.committed_at: list[tuple[int, int, str]] = []
         """(step, round, kind) in the order in which the supervisor was told."""
@@ -67,6 +74,8 @@ class Checks:
         self.notice_n: int | None = None
         self.last_leave_signal_ms = -1
         self.term_ms = -1
+        self.reached_term_ms = -1
+        self.turn_ms = 0
         self.call_ms: int | None = None
         self.calling = False
         self.accepted_ms: int | None = None
@@ -74,6 +83,14 @@ class Checks:
         self.exit: tuple[int, str] | None = None
         self.was_killed = False
         self.ticks = (0, 0)
+        self.step_checks = StepChecks(world)
+        self.told_of: dict[str, int] = {}
+        """How often a signal was first heard of from another task."""
+
+    @property
+    def machine(self) -> Machine:
+        """Whose checks these are."""
+        return self.of or self.world.supervisor
 
     def broken(self, rule: str, text: str) -> None:
         """A rule is broken."""
@@ -87,15 +104,20 @@ class Checks:
         if len(commands) > 4 * options.ranks + 12:
             self.broken("bounded", f"{len(commands)} commands in one step")
         self._phases(before, after)
+        if options.tasks > 1 and self.of is None:
+            if after.tasks is not before.tasks:
+                self.step_checks.gone(before, after)
+            if after.notice is not None and after.notice.signals > max(1, self.world.slurm.signals) and not any(options.has(fault) for fault in LATE_WORD):
+                self.broken("signals", f"{after.notice.signals} signals are counted, and {self.world.slurm.signals} were sent")
         if after.notice is not None and before.notice is None:
             self.notice_n = self._least(before)
         kind = type(event).__name__
         names = [type(command).__name__ for command in commands]
         for command, name in zip(commands, names, strict=True):
-            if name == "Say" and command.pid not in self.hello:
+            if name == "Say" and (command.task, command.pid) not in self.world.checks.hello:
                 self.broken("say", f"a word to process {command.pid}, which never said Hello")
-            elif name == "Commit" and command.round not in self.verified:
-                self.broken("commit", f"round {command.round} is committed and was not found intact")
+            elif name == "Commit" and not self.intact[command.round].issuperset(command.ranks):
+                self.broken("commit", f"round {command.round} is committed and was not found intact by the tasks of its ranks")
             elif name in ("Verify", "Commit"):
                 self.busy_since[command.round] = self.world.now
             elif name == "EndCommand":
@@ -139,7 +161,7 @@ class Checks:
     def _fixed(self, current: Any) -> None:
         """T was fixed from the answers to Prepare: no member may have gone on from it, or be unable to come to it."""
         for member in current.members:
-            process = self.world.processes[member.who.pid]
+            process = self.world.process(member.who)
             if not process.alive or process.silenced or process.protocol is None:
                 continue
             if process.is_beyond(current.at):
@@ -152,7 +174,7 @@ class Checks:
     def _gone(self, current: Any) -> None:
         """Go was said: every member has to stand at T."""
         for member in current.members:
-            process = self.world.processes[member.who.pid]
+            process = self.world.process(member.who)
             if process.alive and not process.silenced and process.parked_at != current.at:
                 self.broken("go", f"Go is said, and rank {process.rank} does not stand at {tuple(current.at)}")
 
@@ -182,9 +204,50 @@ class Checks:
         if self.notice_ms is None:
             self.notice_ms = now
 
+    def reached(self, name: str) -> None:
+        """A signal has reached a supervisor, whichever."""
+        if name == "SIGTERM":
+            self.reached_term_ms = self.world.now
+
+    def told(self, event: Any, report: Any) -> None:
+        """An event that another task's report has unfolded into."""
+        kind = type(event).__name__
+        if kind == "CommandExited":
+            self.step_checks.told_exit(event)
+        elif kind == "SignalCame" and event.meaning.name != "SAVE":
+            self.told_of[event.name] = self.told_of.get(event.name, 0) + 1
+            if self.notice_ms is None:
+                self.notice_ms = self.world.now
+
+    def asked(self, command: Any) -> None:
+        """A look is asked for: an heir has to wait its turn."""
+        self.turn_ms = self.world.now + self.machine.task * TURN_MS
+
+    def inherited(self) -> None:
+        """The first state of an heir."""
+        self.idle_since = self.world.now
+        if self.machine.state.notice is not None:
+            self.notice_ms = self.world.now
+
+    def found_intact(self, task: int, command: Any) -> None:
+        """A task has found the files of these ranks intact."""
+        self.intact[command.round].update(rank for rank, _ in command.files if rank in self.world.ranks_of(task))
+
+    def commits(self, command: Any, found: list[Any]) -> None:
+        """A commit begins: its manifest is of what all tasks have found."""
+        entries = {(file.path, file.xxh3_128) for file in found}
+        wanted = {(f"rank-{rank:05d}.pt", digest(command.step, rank)) for rank in command.ranks}
+        if entries != wanted:
+            self.broken("manifest", f"round {command.round}: the manifest has {sorted(entries)}, the ranks wrote {sorted(wanted)}")
+
+    def _needs_ms(self) -> int:
+        """How much time before the kill has to be enough."""
+        heir = self.machine.task
+        return MIN_NOTICE_MS if heir == 0 else heir * TURN_MS + HEIR_NEEDS_MS
+
     def _least(self, before: Any) -> int | None:
         """The least step that a living rank has finished, or the T of the round that runs."""
-        steps = [process.n for process in self.world.command.processes if process.alive and process.hooked]
+        steps = [process.n for process in self.world.ranks() if process.alive and process.hooked]
         current = before.round
         if current is not None and current.at is not None:
             steps.append(current.at.n)
@@ -193,10 +256,12 @@ class Checks:
     # --- the requeue --------------------------------------------------------------------------------------------------
 
     def _requeue(self, before: Any, event: Any) -> None:
-        world, supervisor = self.world, self.world.supervisor
+        world, supervisor = self.world, self.machine
         view = supervisor.view
         if type(event).__name__ != "Looked" or view is None or event.view is not view:
             self.broken("look", "requeue is called without a look right before it")
+        if self.of is not None and supervisor.view_seen_ms < self.turn_ms:
+            self.broken("turn", f"task {supervisor.task} has looked at {supervisor.view_seen_ms}, its turn is at {self.turn_ms}")
         if supervisor.view_seen_ms < self.last_leave_signal_ms:
             self.broken("look", "requeue is called on a look older than the last signal")
         assert view is not None
@@ -247,7 +312,7 @@ class Checks:
 
     def told_committed(self, command: Any) -> None:
         """The supervisor is told that a step is committed."""
-        current = self.world.supervisor.state.round
+        current = self.machine.state.round
         kind = current.kind.name if current is not None and current.number == command.round else "LATE"
         self.committed_at.append((command.step, command.round, kind))
 
@@ -268,7 +333,7 @@ class Checks:
         self.saved_generation = process.who.generation
         if process.n != order.at.n:
             self.broken("save", f"rank {process.rank} saves step {process.n}, agreed was {order.at.n}")
-        current = self.world.supervisor.state.round
+        current = self.machine.state.round
         if current is not None and current.number == order.round and not current.go:
             self.broken("save", f"rank {process.rank} saves before Go")
 
@@ -279,11 +344,23 @@ class Checks:
 
     def parked(self, process: Process) -> None:
         """A rank is parked: is it held for nothing?"""
-        world, state = self.world, self.world.supervisor.state
+        world = self.world
+        if world.options.tasks > 1:
+            machine = self.step_checks.parked(process)
+            if machine is None:
+                return
+            if machine.checks is not self:
+                machine.checks.held(process)
+                return
+        self.held(process)
+
+    def held(self, process: Process) -> None:
+        """A rank is parked that hears this machine."""
+        world, state = self.world, self.machine.state
         options, now = world.options, world.now
         assert process.parked_ms is not None
         if state.phase.name == "RUNNING":
-            held_ms = now - max(process.parked_ms, self.idle_since, process.stopped_ms)
+            held_ms = now - max(process.parked_ms, self.idle_since, process.stopped_ms, self.machine.shell.woke_ms)
             limit_ms = self._idle_limit_ms()
             if held_ms > limit_ms:
                 self.broken("parked", f"rank {process.rank} is held for {held_ms} ms while no round is running")
@@ -291,21 +368,21 @@ class Checks:
         current = state.round
         if current is None or state.phase.name not in ("AGREEING", "SAVING"):
             return
-        held_ms = now - max(process.parked_ms, current.began_ms, current.go_ms)
+        held_ms = now - max(process.parked_ms, current.began_ms, current.go_ms, self.machine.shell.woke_ms)
         if held_ms > options.save_timeout_ms + TURNED_MS and current.kind.name != "LEAVE":
             self.broken("parked", f"rank {process.rank} is held for {held_ms} ms in round {current.number}")
         self._is_hopeless(current)
         mute_ms = self._mute_ms(current)
-        saving = any(other.saving for other in world.command.processes if other.alive)
+        saving = any(other.saving for other in world.ranks() if other.alive)
         if min(held_ms, mute_ms) > (MUTE_SAVING_MS if saving else MUTE_MS) + SLACK_MS:
             self.broken("mute", f"rank {process.rank} is held for {held_ms} ms by a rank that is mute for {mute_ms} ms")
 
     def _idle_limit_ms(self) -> int:
         """How long a rank may stay parked without a round: Abort comes at once, and a lost one is said again within a second."""
         options = self.world.options
-        if not any(options.has(fault) for fault in NET):
+        if not any(options.has(fault) for fault in (*NET, *HINDER)):
             return ABORT_MS
-        if options.has("partition") or options.loss_percent > FEW_LOST:
+        if options.has("partition") or options.loss_percent > FEW_LOST or any(options.has(fault) for fault in HINDER):
             return PARKED_IDLE_MS
         return SAID_AGAIN_MS
 
@@ -315,8 +392,9 @@ class Checks:
         if current.at is None or current.go or world.options.loss_percent:
             return
         for member in current.members:
-            process = world.processes[member.who.pid]
-            if process.alive and not process.stopped and process.is_beyond(current.at) and not world.net.is_cut(process):
+            process = world.process(member.who)
+            unheard = process.stopped or world.net.is_cut(process) or self.step_checks.is_unheard(process)
+            if process.alive and not unheard and process.is_beyond(current.at):
                 since_ms = self.hopeless.setdefault(current.number, now)
                 if now - since_ms > HOPELESS_MS:
                     self.broken(
@@ -329,8 +407,8 @@ class Checks:
     def _mute_ms(self, current: Any) -> int:
         """For how long a rank has been stopped whose word the round waits for."""
         stages = ("ARRIVED", "SAVING") if current.go else ("REQUESTED", "AGREED")
-        waited = {member.who.pid for member in current.members if member.stage.name in stages}
-        stopped = [process for process in self.world.command.processes if process.stopped and process.who.pid in waited]
+        waited = [self.world.process(member.who) for member in current.members if member.stage.name in stages]
+        stopped = [process for process in waited if process.stopped]
         return max((self.world.now - process.stopped_ms for process in stopped), default=0)
 
     # --- the end ------------------------------------------------------------------------------------------------------
@@ -339,25 +417,32 @@ class Checks:
         """SIGKILL of the step has come before the supervisor was out."""
         world = self.world
         self.was_killed = True
-        told = self.notice_ms is not None and world.now - self.notice_ms >= MIN_NOTICE_MS
-        state = world.supervisor.state
+        told = self.notice_ms is not None and world.now - max(self.notice_ms, self.machine.shell.woke_ms) >= self._needs_ms()
+        woken = self.machine.shell.woke_ms > max(0, world.now - world.options.kill_wait_ms)
+        told = told and not self.machine.shell.stopped and not woken  # It could not know when its time began.
+        state = self.machine.state
         stays = world.slurm.trouble and state.phase.name == "REQUEUEING"
+        stays = stays or (world.slurm.requeued and world.options.has("step_ends"))  # Nothing tells of the end of a step.
         # With looks that failed it cannot know of a later scancel.
         stays = stays or (world.slurm.failed and state.notice is not None and state.notice.kill_at_ms > world.now)
         if told and not stays and not world.options.has("unkillable"):
-            self.broken("late", f"killed in {world.supervisor.state.phase.name} before it was out")
+            self.broken("late", f"task {self.machine.task} is killed in {state.phase.name} before it was out")
 
     def exited(self, code: int, line: str) -> None:
         """The supervisor leaves."""
         self.exit = (code, line)
-        world, state = self.world, self.world.supervisor.state
+        world, state = self.world, self.machine.state
         slurm, options = world.slurm, world.options
-        if world.command.code is None and not self.ended_by_us:
+        command = self.machine.shell.command
+        own_code = None if command is None else command.code
+        if options.tasks == 1 and own_code is None and not self.ended_by_us:
             self.broken("left alone", f"exit {code} while the command runs and was not ended")
         interrupted = state.leaving is not None
         if not interrupted:
-            if code != world.command.code:
-                self.broken("status", f"exit {code}, the command ended with {world.command.code}")
+            codes = {own_code} if options.tasks == 1 or self.of is not None else {command.code for command in world.commands}
+            codes |= {137} if any(shell.dead_ms is not None for shell in world.shells) else set()
+            if code not in codes:
+                self.broken("status", f"exit {code}, the command ended with {own_code}")
             return
         if code == 143 and line.startswith("cancelled"):
             if slurm.cancelled_ms is None and options.story != "preempt_cancel" and not options.has("refused"):
@@ -377,7 +462,7 @@ class Checks:
         A scancel in the very second of the notice of a --no-requeue job looks like the end of its grace: the one doubt that is
         not taken for a scancel, as nobody can revive such a job (docs/slurm.md, section 3).
         """
-        supervisor, cancelled_ms = self.world.supervisor, self.world.slurm.cancelled_ms
+        supervisor, cancelled_ms = self.machine, self.world.slurm.cancelled_ms
         view = supervisor.view
         if view is None or cancelled_ms is None or supervisor.view_seen_ms <= cancelled_ms or view.state == "RUNNING":
             return False
@@ -386,15 +471,16 @@ class Checks:
     def _comes_back(self, code: int) -> None:
         """A job that Slurm interrupts comes back, and nobody leaves before it does."""
         world = self.world
-        slurm, options, policy = world.slurm, world.options, world.supervisor.policy
+        slurm, options, policy = world.slurm, world.options, self.machine.policy
         if code not in (75, 76) or not policy.can_look or options.requeue != "auto" or slurm.cancelled_ms is not None:
             return
-        stayed = world.now >= world.supervisor.state.notice.kill_at_ms + world.code.core.leaving.STAY_MS
+        stayed = world.now >= self.machine.state.notice.kill_at_ms + world.code.core.leaving.STAY_MS
         if slurm.batch and slurm.requeue_flag and not slurm.requeued and not slurm.denied and not stayed:
             self.broken("lost", "left, and the job was not requeued")
-        if self.accepted_ms is None or slurm.term_due_ms is None or self.term_ms >= slurm.term_due_ms or options.has("storm"):
+        term_ms = world.checks.reached_term_ms if options.tasks > 1 else self.term_ms
+        if self.accepted_ms is None or slurm.term_due_ms is None or term_ms >= slurm.term_due_ms or options.has("storm"):
             return
-        kills_ms = [world.supervisor.state.notice.kill_at_ms, slurm.kill_ms or world.now + TERM_WAIT_MS]
+        kills_ms = [self.machine.state.notice.kill_at_ms, slurm.kill_ms or world.now + TERM_WAIT_MS]
         near = any(0 <= kill_ms - world.now < MIN_NOTICE_MS for kill_ms in kills_ms)
         if world.now < self.accepted_ms + TERM_WAIT_MS and not near:
             self.broken("early", "left before the SIGTERM of its requeue had come")
@@ -403,12 +489,12 @@ class Checks:
         world, options = self.world, self.world.options
         if not self._is_whole(step):
             self.broken("fresh", f"step {step} is said to be committed, and is not whole on the disk")
-        if self.notice_n is not None and step < self.notice_n and not options.has("elastic") and not options.restarts:
+        if self.of is None and self.notice_n is not None and step < self.notice_n and not options.has("elastic") and not options.restarts:
             self.broken("fresh", f"step {step} is said to be fresh, and all ranks stood at {self.notice_n} when the notice came")
         last = self.committed_at[-1] if self.committed_at else None
         if last is None or last[0] != step or last[2] != "LEAVE":
             return
-        for process in world.command.processes:
+        for process in world.ranks():
             n = process.n if process.left_n is None else process.left_n
             member = process.rank in world.disk.committed[step].ranks and process.who.generation == self.saved_generation
             if member and n > step and not process.silenced:

@@ -20,6 +20,8 @@ MODULES = (
     "views",
     "policy",
     "budget",
+    "table",
+    "between",
     "events",
     "commands",
     "state",
@@ -27,8 +29,10 @@ MODULES = (
     "rounds",
     "notices",
     "leaving",
+    "tasks",
     "turns",
     "machine",
+    "relay",
 )
 """The modules of the core, in the order in which they can be built."""
 

@@ -1,13 +1,13 @@
-"""The simulated command: `python`, or a torchrun that starts its workers again, with the ranks below it."""
+"""The simulated command of one task: `python`, or a torchrun that starts its workers again, with the ranks below it."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from tests.sim.trainer import Gate, Process
 
 if TYPE_CHECKING:
+    from tests.sim.shell import Shell
     from tests.sim.world import World
 
 ELASTIC_RESTARTS = 1
@@ -15,23 +15,24 @@ RESTARTS_APART = 10_000
 
 
 class Command:
-    """All processes that the supervisor started."""
+    """All processes that one task's supervisor started."""
 
-    def __init__(self, world: World, restart: int, resume_step: int) -> None:
+    def __init__(self, world: World, shell: Shell, restart: int, resume_step: int) -> None:
         self.world = world
+        self.shell = shell
         self.options = world.options
         self.restart = restart
         self.resume_step = resume_step
         self.elastic = 0
         self.code: int | None = None
+        self.killed = False
         self.processes: list[Process] = []
-        self.gates: dict[Any, Gate] = defaultdict(Gate)
         self._start()
 
     def _start(self) -> None:
-        self.gates.clear()
         generation = self.restart * RESTARTS_APART + self.elastic
-        self.processes = [Process(self.world, self, rank, generation, self._hooked(rank)) for rank in range(self.options.ranks)]
+        ranks = self.world.ranks_of(self.shell.task)
+        self.processes = [Process(self.world, self, rank, generation, self._hooked(rank)) for rank in ranks]
 
     def _hooked(self, rank: int) -> bool:
         if self.options.has("alone"):
@@ -45,8 +46,8 @@ class Command:
         return 0
 
     def gate(self, key: Any) -> Gate:
-        """The collective of this name."""
-        return self.gates[key]
+        """The collective of this name: of all ranks of this generation, whatever task they are of."""
+        return self.world.gates[self.processes[0].who.generation, key]
 
     # --- ends -------------------------------------------------------------------------------------------------------
 
@@ -74,14 +75,22 @@ class Command:
 
     def kill(self) -> None:
         """EndCommand: SIGKILL of everything."""
+        self.killed = True
         if self.options.has("unkillable"):
             self.world.at(30_000, self.fail, 137)
         else:
             self.world.at(self.world.rng.choice((1, 20, 60)), self.fail, 137)
 
+    def orphaned(self) -> None:
+        """Its supervisor has died, and the kernel kills it with it."""
+        self.code = 137
+        self.world.ended_ms = self.world.now
+        for process in self.processes:
+            process.alive = False
+
     def _bury(self, process: Process, code: int) -> None:
         process.alive = False
-        self.world.at(self.world.rng.randrange(4), self.world.supervisor.rank_gone, process.who.pid, f"exit {code}")
+        self.world.at(self.world.rng.randrange(4), self.shell.rank_gone, process, f"exit {code}")
 
     def _failed(self, code: int) -> None:
         """torchrun ends the others when one fails, and may start them all again; a shell would end at once."""
@@ -99,12 +108,24 @@ class Command:
                 self._bury(process, 143)
         leaving = any(process.left_n is not None for process in self.processes)
         if self.options.has("elastic") and self.elastic < ELASTIC_RESTARTS and not leaving:
-            self.elastic += 1
-            self.resume_step = self.world.supervisor.resume_step()
-            self._start()
+            self._start_again(None)
+            for command in self.world.commands:
+                if command is not self:  # The launchers of all nodes start their workers again together.
+                    self.world.at(self.world.rng.randrange(500), command._start_again, None)
         else:
             self._exit(code)
 
+    def _start_again(self, _: None) -> None:
+        if self.code is not None or self.elastic >= ELASTIC_RESTARTS:
+            return
+        for process in self.processes:
+            if process.alive:
+                self._bury(process, 143)
+        self.elastic += 1
+        self.resume_step = self.world.supervisor.resume_step()
+        self._start()
+
     def _exit(self, code: int) -> None:
         self.code = code
-        self.world.at(self.world.rng.randrange(5), self.world.supervisor.command_exited, (self, code))
+        self.world.ended_ms = self.world.now
+        self.world.at(self.world.rng.randrange(5), self.shell.command_exited, (self, code))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ckpt_client.wire import SavedFile
 
 if TYPE_CHECKING:
+    from tests.sim.shell import Shell
     from tests.sim.trainer import Process
     from tests.sim.world import World
 
@@ -83,16 +84,23 @@ class Disk:
 
     # --- the supervisor ---------------------------------------------------------------------------------------------
 
-    def verify(self, command: Any) -> None:
-        """Verify: read what is there, now or later or never."""
+    def verify(self, command: Any, shell: Shell) -> None:
+        """Verify: a task reads what is there of its own ranks, now or later or never."""
         options, rng = self.world.options, self.world.rng
         delay_ms = options.verify_ms + (rng.choice((500, 8_000)) if options.has("verify_slow") else 0)
         if options.has("verify_hang") and rng.random() < 0.5:
             return
-        self.world.at(delay_ms, self._verified, command)
+        if options.has("slow_share") and shell.task == options.tasks - 1:
+            delay_ms += rng.choice((500, 8_000, 30_000))
+        self.world.at(delay_ms, self._verified, (command, shell))
 
-    def _verified(self, command: Any) -> None:
+    def _verified(self, arguments: tuple[Any, Shell]) -> None:
+        command, shell = arguments
+        if shell.over:
+            return
         problems = []
+        if self.world.options.has("share_fails") and shell.task == self.world.options.tasks - 1 and self.world.rng.random() < 0.5:
+            problems.append("Stale file handle")
         files = self.partial.get(command.partial, {})
         for rank, meant in command.files:
             there = files.get(meant.path)
@@ -102,7 +110,11 @@ class Disk:
                 problems.append(f"{meant.path} of rank {rank} is truncated")
             elif command.full and there.digest != meant.xxh3_128:
                 problems.append(f"{meant.path} of rank {rank} is corrupt")
-        self.world.supervisor.verified(command, "; ".join(problems))
+        made = self.world.code.core.between.CheckedFile
+        found = tuple(made(meant.path, meant.size_bytes, meant.xxh3_128, rank) for rank, meant in command.files)
+        if not problems:
+            self.world.checks.found_intact(shell.task, command)
+        shell.verified(command, "; ".join(problems), found)
 
     def commit(self, command: Any) -> None:
         """Commit: rename the partial directory, now or later or never."""

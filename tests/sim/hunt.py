@@ -6,7 +6,9 @@ import argparse
 import sys
 
 from tests.sim.checks import Violation
-from tests.sim.planted import FAULTS, Fault
+from tests.sim.code import real
+from tests.sim.faults import Fault
+from tests.sim.planted import FAULTS
 from tests.sim.world import run
 
 
@@ -17,6 +19,10 @@ def found_in(planted: Fault, runs: int) -> tuple[int, str] | None:
         try:
             run(seed, code, where=planted.where)
         except Violation as violation:
+            try:
+                run(seed, real(), where=planted.where)
+            except Violation as fault:
+                return seed, f"{violation.rule}, BUT THE CODE AS IT IS BREAKS {fault.rule} THERE"
             return seed, violation.rule
     return None
 

@@ -21,6 +21,7 @@ def final(checks: Checks) -> None:
     options = world.options
     if checks.exit is None and not checks.was_killed:
         _no_end(checks)
+    checks.step_checks.final()
     if options.mode in ("calm", "lossy"):
         _good_end(checks)
     if options.mode == "calm":
@@ -101,7 +102,7 @@ def _periodic(checks: Checks) -> None:
     world, options = checks.world, checks.world.options
     if not options.every_steps or options.every_ms is not None or options.story in ("save", "rehearse"):
         return
-    reached = checks.notice_n if checks.notice_n is not None else min(process.n for process in world.command.processes) - 1
+    reached = checks.notice_n if checks.notice_n is not None else min(process.n for process in world.ranks()) - 1
     if checks.notice_n is None and checks.exit is None:
         return
     if options.story == "watch" and checks.exit is not None:

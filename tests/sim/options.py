@@ -19,6 +19,13 @@ SIGNALS = ("storm", "then_scancel", "then_requeue", "then_limit", "then_save", "
 COMMAND = ("exits", "ignores_leave", "slow_exit", "unkillable", "exit_code", "in_place")
 FAULTS = NET + RANK + SAVE + STORE + LOOK + REQUEUE + SIGNALS + COMMAND
 
+LINK = ("link_loss", "link_delay", "link_cut", "link_reset")
+TASK = ("dead_task", "dead_coordinator", "stopped_task", "stopped_coordinator", "late_task", "never_task", "step_ends")
+SHARE = ("slow_share", "share_fails")
+SPREAD = ("skew", "one_signal", "uneven_end", "old_stand")
+TASK_FAULTS = LINK + TASK + SHARE + SPREAD
+"""What can happen to a step of several supervisors only."""
+
 STORIES = (
     "preempt",
     "preempt",
@@ -54,6 +61,7 @@ class Options:
     story: str
     faults: frozenset[str]
     ranks: int
+    tasks: int
     steps: int
     step_ms: int
     collective: bool
@@ -81,6 +89,7 @@ class Options:
     loss_percent: int
     heals_ms: int
     pure: bool
+    link_loss_percent: int = 0
 
     def has(self, fault: str) -> bool:
         """Whether this fault is turned on in this run."""
@@ -124,6 +133,7 @@ def draw(
         story=story,
         faults=faults,
         ranks=ranks,
+        tasks=1,
         steps=steps,
         step_ms=step_ms,
         collective=ranks > 1 and rng.random() < 0.6,
@@ -151,6 +161,40 @@ def draw(
         loss_percent=rng.choice((2, 10, 30)) if "loss" in faults else 0,
         heals_ms=story_ms + rng.choice((0, 50, 1_000)) if mode == "lossy" else 1_000_000_000,
         pure=seed % 8 == 0,
+    )
+
+
+def spread(options: Options, ranks_max: int, wanted: frozenset[str], tasks: int | None = None, ranks: int | None = None) -> Options:
+    """The same run over several tasks, in half of the runs; drawn from a source of its own, so that the others stay as they are.
+
+    `wanted`, `tasks` and `ranks` are given where a test wants them so.
+    """
+    rng = random.Random(f"tasks of {options.seed}")
+    alone = rng.random() < 0.5
+    if tasks is None:
+        tasks = 1 if alone else rng.choice((2, 2, 2, 3, 4, 8, 16))
+    drawn = rng.choice((1, 1, 2, 4)) * tasks
+    if ranks is None:
+        ranks = options.ranks if tasks == 1 else min(ranks_max, drawn)
+    tasks = 1 if options.story in LOCAL else min(tasks, ranks)
+    if tasks == 1:
+        return dataclasses.replace(options, tasks=1, ranks=ranks, collective=options.collective and ranks > 1)
+    faults: frozenset[str] = wanted
+    if options.mode == "swarm":
+        density = rng.choice((0.04, 0.08, 0.2))
+        faults |= frozenset(name for name in TASK_FAULTS if rng.random() < density)
+    elif options.mode == "lossy":
+        faults |= frozenset(name for name in LINK if rng.random() < 0.5)
+    step_ms = options.step_ms if ranks < 8 else max(100, options.step_ms)
+    percent = rng.choice((2, 5) if options.mode == "lossy" else (2, 10, 30)) if "link_loss" in faults else 0
+    return dataclasses.replace(
+        options,
+        tasks=tasks,
+        ranks=ranks,
+        step_ms=step_ms,
+        collective=ranks > 1 and rng.random() < 0.6,
+        faults=options.faults | faults,
+        link_loss_percent=percent,
     )
 
 

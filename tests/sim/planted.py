@@ -5,31 +5,8 @@ A change's old text must be there exactly once: when the code is edited, the fau
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
-from tests.sim.code import Change, Code, planted
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Fault:
-    """One planted fault: what is wrong, and where."""
-
-    name: str
-    changes: tuple[Change, ...] = ()
-    hook_faults: frozenset[str] = frozenset()
-    where: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Circumstances in which it shows more often than in one run of a thousand."""
-
-    def code(self) -> Code:
-        """The code with this fault."""
-        return planted(self.name, self.changes, self.hook_faults)
-
-
-def fault(name: str, *changes: tuple[str, str, str], hook: str = "", **where: Any) -> Fault:
-    """A fault from (module, old text, new text) triples."""
-    return Fault(name, tuple(Change(*change) for change in changes), frozenset({hook} if hook else ()), where)
-
+from tests.sim.faults import fault
+from tests.sim.planted_tasks import TASKS
 
 AGREEMENT = (
     fault(
@@ -69,8 +46,8 @@ AGREEMENT = (
         "t_moves_with_later_acks",
         (
             "rounds",
-            'return _put(state, dataclasses.replace(member, passed_ms=now_ms)), ""',
-            'return dataclasses.replace(state, round=dataclasses.replace(current, at=word.entered)), ""',
+            'return _put(state, replace(member, passed_ms=now_ms)), ""',
+            'return replace(state, round=replace(current, at=word.entered)), ""',
         ),
     ),
     fault(
@@ -107,7 +84,7 @@ AGREEMENT = (
         "no_abort",
         (
             "rounds",
-            "    return tuple(Say(rank.who.pid, wire.Abort(current.number, reason[: wire.REASON_CHARS_MAX])) for rank in state.live)\n",
+            "    return tuple(to(rank.who, word) for rank in state.live)\n",
             "    return ()\n",
         ),
     ),
@@ -130,24 +107,20 @@ AGREEMENT = (
     ),
     fault(
         "nothing_is_said_again",
-        ("rounds", "(Say(member.who.pid, _last_word(policy, state, member, now_ms)) for member in waiting)", "()"),
+        ("rounds", "commands += tuple(to(member.who, word) for member in _waiting(state))", "commands += ()"),
         mode="lossy",
         faults=frozenset({"loss"}),
     ),
     fault(
         "missing_ranks_ignored",
-        ("rounds", "whole = {member.who.rank for member in current.members} == set(range(state.world_size))", "whole = True"),
+        ("rounds", "whole = len(current.members) == state.world_size", "whole = True"),
     ),
     fault(
         "committed_before_all_have_written",
-        (
-            "rounds",
-            "state.phase is Phase.SAVING and all(member.stage is Stage.WRITTEN",
-            "state.phase is Phase.SAVING and any(member.stage is Stage.WRITTEN",
-        ),
+        ("rounds", "current.written == len(current.members)", "current.written > 0"),
     ),
     fault(
-        "go_before_all_have_arrived", ("rounds", "and all(member.stage is Stage.ARRIVED", "and any(member.stage is Stage.ARRIVED")
+        "go_before_all_have_arrived", ("rounds", "current.arrived == len(current.members)", "current.arrived > 0")
     ),
     fault(
         "converted_after_go",
@@ -158,8 +131,8 @@ AGREEMENT = (
         ),
         (
             "rounds",
-            "    if current is None or current.go:\n        return state, ()\n    state = dataclasses.replace(state, round=dataclasses.replace(current, kind=kind",
-            "    if current is None:\n        return state, ()\n    state = dataclasses.replace(state, round=dataclasses.replace(current, kind=kind",
+            "    if current is None or current.go:\n        return state, ()\n    state = replace(state, round=replace(current, kind=kind",
+            "    if current is None:\n        return state, ()\n    state = replace(state, round=replace(current, kind=kind",
         ),
         mode="swarm",
         story="preempt",
@@ -223,7 +196,7 @@ AGREEMENT = (
     ),
     fault(
         "stale_words_not_answered",
-        ("machine", '    return (Say(word.who.pid, wire.Abort(word.round, "this round is over")),)', "    return ()"),
+        ("machine", '    return (to(word.who, wire.Abort(word.round, "this round is over")),)', "    return ()"),
         mode="swarm",
         story="save",
         faults=frozenset({"loss", "missing_rank"}),
@@ -238,7 +211,7 @@ AGREEMENT = (
         "own_stop_echo_not_answered",
         (
             "machine",
-            '                return state, (Say(who.pid, wire.Abort(NO_ROUND, "this round is over")),)\n            return turns',
+            '                return state, (to(who, wire.Abort(NO_ROUND, "this round is over")),)\n            return turns',
             "                return state, ()\n            return turns",
         ),
         mode="swarm",
@@ -279,7 +252,7 @@ LEAVING = (
             "leaving",
             '    return notices.look(policy, state, "right before the requeue", now_ms)\n',
             "    requeue = dataclasses.replace(requeue, asking=Asking.CALLING, again_ms=None)\n"
-            "    return dataclasses.replace(state, requeue=requeue), (CallRequeue(),)\n",
+            "    return replace(state, requeue=requeue), (CallRequeue(),)\n",
         ),
     ),
     fault(
@@ -316,10 +289,10 @@ LEAVING = (
         "no_look_on_the_second_signal",
         (
             "notices",
-            '    return look(policy, dataclasses.replace(state, notice=notice), f"signal {event.name}", now_ms)\n',
+            '    return look(policy, replace(state, notice=notice), f"signal {event.name}", now_ms)\n',
             "    if notice.signals > 1:\n"
-            "        return dataclasses.replace(state, notice=notice), ()\n"
-            '    return look(policy, dataclasses.replace(state, notice=notice), f"signal {event.name}", now_ms)\n',
+            "        return replace(state, notice=notice), ()\n"
+            '    return look(policy, replace(state, notice=notice), f"signal {event.name}", now_ms)\n',
         ),
     ),
     fault(
@@ -346,16 +319,16 @@ LEAVING = (
         "verification_ignored",
         (
             "machine",
-            '            if problem:\n                return turns.give_up(policy, state, f"verification: {problem}", now_ms)\n',
-            "",
+            '            if problem:\n                where = ',
+            '            if False:\n                where = ',
         ),
     ),
     fault(
         "phase_goes_back",
         (
             "leaving",
-            "    return requeue_tick(policy, dataclasses.replace(state, requeue=requeue), now_ms)\n",
-            "    return dataclasses.replace(state, requeue=None, phase=Phase.LEAVING), ()\n",
+            "    return requeue_tick(policy, replace(state, requeue=requeue), now_ms)\n",
+            "    return replace(state, requeue=None, phase=Phase.LEAVING), ()\n",
         ),
     ),
     fault(
@@ -477,4 +450,4 @@ LEAVING = (
 )
 """Notices, deadlines, the requeue and the exit status."""
 
-FAULTS = AGREEMENT + LEAVING
+FAULTS = AGREEMENT + LEAVING + TASKS

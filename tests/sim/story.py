@@ -38,6 +38,8 @@ class Story:
         for fault in ("crash", "stop", "hang"):
             if options.has(fault):
                 world.at(rng.randrange(options.story_ms + 3_000), self._hurt, (fault, rng.choice((2_000, 20_000, 90_000))))
+        if options.tasks > 1:
+            self._hurt_tasks()
 
     def _tell(self, story: str) -> None:
         slurm, options, now = self.slurm, self.options, self.world.now
@@ -49,7 +51,7 @@ class Story:
                     slurm.change(preempt_ms=now, grace_ms=options.grace_ms)  # TimeLimit=UNLIMITED: EndTime stays Unknown.
                 else:
                     slurm.change(preempt_ms=now, end_ms=end_ms if ahead is None else min(ahead, end_ms))
-                slurm.signal("SIGUSR1" if story == "preempt_usr1" else "SIGTERM")
+                slurm.signal("SIGUSR1" if story == "preempt_usr1" else "SIGTERM", everybody=True)
                 self.world.at(options.grace_ms + self.world.rng.randrange(3_000), self._grace_is_over, story)
             case "preempt0" | "requeued" | "node_failure":
                 slurm.put_back(0)
@@ -112,19 +114,65 @@ class Story:
         self.slurm.signal("SIGUSR2")
 
     def _exits(self, code: int) -> None:
-        self.world.command.fail(code)
+        self.world.one_of(self.world.commands).fail(code)
 
     def _hurt(self, arguments: tuple[str, int]) -> None:
         fault, for_ms = arguments
-        alive = [process for process in self.world.command.processes if process.alive]
+        alive = [process for process in self.world.ranks() if process.alive]
         if not alive:
             return
         process = self.world.rng.choice(alive)
         self.world.trace(f"r{process.rank}: {fault}")
         if fault == "crash":
-            self.world.command.crash(process, 137)
+            process.command.crash(process, 137)
         elif fault == "hang":
             process.hung = True
         else:
             process.freeze(True)
             self.world.at(for_ms, process.freeze, False)
+
+    # --- supervisors ------------------------------------------------------------------------------------------------------
+
+    def _hurt_tasks(self) -> None:
+        """What happens to supervisors of a step that has several."""
+        world, options, rng = self.world, self.options, self.world.rng
+        last = options.tasks - 1
+        for fault, number in (("dead_task", rng.randrange(1, last + 1)), ("dead_coordinator", 0)):
+            if options.has(fault):
+                world.at(self._some_time_ms(), self._dies, number)
+        for fault, number in (("stopped_task", rng.randrange(1, last + 1)), ("stopped_coordinator", 0)):
+            if options.has(fault):
+                world.at(self._some_time_ms(), self._stops, (number, rng.randrange(1_000, 20_000)))
+        if options.has("old_stand"):
+            for _ in range(3):
+                world.at(self._some_time_ms(), self._old_stand, rng.randrange(1, last + 1))
+
+    def _some_time_ms(self) -> int:
+        """Some time, most of them around the notice."""
+        story_ms, rng = self.options.story_ms, self.world.rng
+        return rng.randrange(story_ms + 6_000) if rng.random() < 0.4 else story_ms + rng.choice((30, 200, 1_000, 4_000)) * rng.randrange(1, 4)
+
+    def _dies(self, number: int) -> None:
+        shell = self.world.shells[number]
+        if shell.over:
+            return
+        self.world.trace(f"task {number}: its supervisor is killed")
+        shell.die()
+        if self.options.has("step_ends") and not self.slurm.requeued:
+            self.slurm.terminate(delay_ms=self.world.rng.choice((20, 2_000)))
+
+    def _stops(self, arguments: tuple[int, int]) -> None:
+        number, for_ms = arguments
+        shell = self.world.shells[number]
+        if not shell.over and not shell.stopped:
+            self.world.trace(f"task {number}: its supervisor is stopped for {for_ms} ms")
+            shell.freeze(True)
+            self.world.at(for_ms, shell.freeze, False)
+
+    def _old_stand(self, number: int) -> None:
+        """A word of a coordinator that is over: of the attempt before this one."""
+        core = self.world.code.core
+        old = core.between.Stand(7, restart=self.world.rng.choice((0, 5)), end="over", code=self.world.rng.choice((None, 9)))
+        relay = self.world.shells[number]
+        if not relay.over:
+            relay.hear_coordinator(core.between.encode(old))

@@ -63,6 +63,7 @@ class Process:
         self.command = command
         self.rank = rank
         self.hooked = hooked
+        self.task = command.shell.task
         self.who = Who(rank, generation, world.new_pid(self))
         self.protocol: Any = None
         self.place: Any = None
@@ -199,7 +200,7 @@ class Process:
             yield rng.choice((0, 5, 50)) + (rng.randrange(6_000) if options.has("slow_exit") else 0)
             self.code = 1 if options.has("exit_code") else 0
         else:
-            yield rng.choice((0, 20, 300))
+            yield rng.choice((0, 20, 300)) + (self.task * 900 if options.has("uneven_end") else 0)
 
     def _attach(self) -> Iterator[Any]:
         """Say Hello until Welcome, as the client does. Without one training runs on by itself."""

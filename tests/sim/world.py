@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import random
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,11 +19,13 @@ from tests.sim.checks import Checks, Violation
 from tests.sim.code import Code
 from tests.sim.command import Command
 from tests.sim.disk import Disk
-from tests.sim.options import Options, draw
+from tests.sim.links import Links
+from tests.sim.options import TASK_FAULTS, Options, draw, spread
+from tests.sim.relay_shell import RelayShell
 from tests.sim.shell import Supervisor
 from tests.sim.slurm import Slurm
 from tests.sim.story import Story
-from tests.sim.trainer import Process, racy
+from tests.sim.trainer import Gate, Process, racy
 
 EVENTS_MAX = 200_000
 LIMIT_MS = 130_000
@@ -30,18 +33,21 @@ LIMIT_MS = 130_000
 
 FIRST_PID = 1_000
 
+AFTER_SPREAD = ("step_ms", "collective", "link_loss_percent")
+"""What a test fixes although the spread over tasks draws it."""
+
 
 class Network:
     """Frames between ranks and supervisor: lost, repeated, late and out of order, when those faults are on."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.last_ms: dict[tuple[int, bool], int] = {}
-        self.cut: dict[int, tuple[int, int, bool]] = {}
+        self.last_ms: dict[tuple[int, int, bool], int] = {}
+        self.cut: dict[tuple[int, int], tuple[int, int, bool]] = {}
 
     def to_supervisor(self, process: Process, word: wire.FromRank) -> None:
         """A word of a rank."""
-        self._send(process, True, self.world.supervisor.hear, wire.encode(word))
+        self._send(process, True, process.command.shell.hear, wire.encode(word))
 
     def to_rank(self, process: Process, word: wire.ToRank) -> None:
         """A word of the supervisor."""
@@ -61,8 +67,8 @@ class Network:
                 delay_ms += rng.choice((5, 60, 1_500))
         at_ms = now + delay_ms
         if not options.has("reorder"):
-            at_ms = max(at_ms, self.last_ms.get((process.who.pid, up), 0))
-            self.last_ms[process.who.pid, up] = at_ms
+            at_ms = max(at_ms, self.last_ms.get((process.task, process.who.pid, up), 0))
+            self.last_ms[process.task, process.who.pid, up] = at_ms
         for _ in range(times):
             world.at(at_ms - now, call, frame)
             at_ms += rng.choice((1, 40, 1_200)) if options.has("reorder") else 0
@@ -72,13 +78,14 @@ class Network:
         options, rng, now = self.world.options, self.world.rng, self.world.now
         if not options.has("partition"):
             return False
-        if process.who.pid not in self.cut:
+        name = (process.task, process.who.pid)
+        if name not in self.cut:
             begin_ms = rng.randrange(options.story_ms + 2_000)
             if options.mode == "lossy":
                 begin_ms = max(begin_ms, options.start_ms + 1_500)  # All attach.
             end_ms = begin_ms + rng.choice((500, 4_000, 14_000, 40_000)) if rng.random() < 0.6 else begin_ms
-            self.cut[process.who.pid] = (begin_ms, end_ms, rng.random() < 0.5)
-        begin_ms, end_ms, both = self.cut[process.who.pid]
+            self.cut[name] = (begin_ms, end_ms, rng.random() < 0.5)
+        begin_ms, end_ms, both = self.cut[name]
         return begin_ms <= now < end_ms and (both or up)
 
 
@@ -91,18 +98,26 @@ class World:
         self.code = code
         self.now = 0
         self.over = False
+        self.ended_ms = 0
+        """When the newest end of a command was."""
         self.rank_type = racy(code.protocol)
         self._heap: list[tuple[int, int, Callable[[Any], None], tuple[Any, ...]]] = []
         self._order = 0
-        self._pid = FIRST_PID
+        self._pids: dict[int, int] = defaultdict(lambda: FIRST_PID)
         self._trace = trace
-        self.processes: dict[int, Process] = {}
+        self.is_traced = trace is not None
+        self.processes: dict[tuple[int, int], Process] = {}
+        """By task and process number: those of two nodes may be equal."""
+        self.gates: dict[tuple[int, Any], Gate] = defaultdict(Gate)
         self.checks = Checks(self)
         self.net = Network(self)
         self.disk = Disk(self, options.resume_step)
         self.slurm = Slurm(self)
         self.supervisor = Supervisor(self)
-        self.command = Command(self, 0, options.resume_step)
+        self.supervisor.command = Command(self, self.supervisor, 0, options.resume_step)
+        self.shells: list[Supervisor | RelayShell] = [self.supervisor]
+        self.shells += [RelayShell(self, task) for task in range(1, options.tasks)]
+        self.links = Links(self)
         self.story = Story(self)
         self.supervisor.begin()
 
@@ -118,14 +133,41 @@ class World:
 
     def new_pid(self, process: Process) -> int:
         """A process number that was never used."""
-        self._pid += 1
-        self.processes[self._pid] = process
-        return self._pid
+        self._pids[process.task] += 1
+        pid = self._pids[process.task]
+        self.processes[process.task, pid] = process
+        return pid
+
+    def process(self, who: wire.Who) -> Process:
+        """The process of this identity."""
+        return self.processes[who.task, who.pid]
+
+    @property
+    def commands(self) -> list[Command]:
+        """The tasks' commands, as far as they have been started."""
+        return [shell.command for shell in self.shells if shell.command is not None]
+
+    def ranks(self) -> list[Process]:
+        """The processes of all commands."""
+        return [process for command in self.commands for process in command.processes]
+
+    def ranks_of(self, task: int) -> range:
+        """The ranks below this task: in blocks, as launchers number them."""
+        ranks, tasks = self.options.ranks, self.options.tasks
+        return range(ranks * task // tasks, ranks * (task + 1) // tasks)
+
+    def one_of(self, things: list[Any]) -> Any:
+        """One of these; nothing is drawn where there is no choice."""
+        return things[0] if len(things) == 1 else self.rng.choice(things)
+
+    def left(self) -> None:
+        """A supervisor is over."""
+        self.over = all(shell.over for shell in self.shells)
 
     def run(self) -> None:
         """Play everything to the end."""
         heap, limit_ms = self._heap, self.options.story_ms + LIMIT_MS
-        for _ in range(EVENTS_MAX):
+        for _ in range(EVENTS_MAX * self.options.tasks):
             if self.over or not heap:
                 break
             at_ms, _order, call, arguments = heapq.heappop(heap)
@@ -149,7 +191,10 @@ def run(
     rng = random.Random(seed)
     fixed = dict(where or {})
     options = draw(seed, rng, ranks_max, fixed.pop("mode", ""), fixed.pop("story", ""), fixed.pop("faults", frozenset()))
-    options = dataclasses.replace(options, **fixed)
+    wanted = frozenset(name for name in options.faults if name in TASK_FAULTS)
+    options = dataclasses.replace(options, **{name: value for name, value in fixed.items() if name not in ("tasks", "ranks")})
+    options = spread(options, ranks_max, wanted, fixed.get("tasks"), fixed.get("ranks"))
+    options = dataclasses.replace(options, **{name: value for name, value in fixed.items() if name in AFTER_SPREAD})
     if trace is not None:
         trace(options.text())
     try:

@@ -230,7 +230,7 @@ class Core(RuleBasedStateMachine):
     @rule(who=whos, rank=st.integers(0, 5), code=st.sampled_from(CODES), after=pauses)
     def lost(self, who: Who, rank: int, code: int, after: int) -> None:
         """A process has ended, known or not; sometimes it is the command's."""
-        self.feed(ev.CommandExited(code) if rank == 0 else ev.RankGone(who.pid, "x"), after)
+        self.feed(ev.CommandExited(code) if rank == 0 else ev.RankGone(who, "x"), after)
 
     @precondition(lambda self: self.state.phase is Phase.RUNNING and self.state.notice is None)
     @rule(n=st.sampled_from([-1, 0, 9]), kill_wait_ms=st.sampled_from([0, 6_000, 90_000]))
@@ -332,7 +332,7 @@ class Core(RuleBasedStateMachine):
         current, phase = self.state.round, self.state.phase
         if current is None:
             return
-        first = current.members[0].who if current.members else Who(0, 0, 100)
+        first = next((member.who for member in current.members), Who(0, 0, 100))
         if phase is Phase.AGREEING:
             world = self.state.world_size
             self.feed(wire.Ack(first, current.number, Position(n + 5, 0)))

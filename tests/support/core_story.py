@@ -154,7 +154,7 @@ class Story:
 
     def gone(self, rank: int) -> tuple[do.Command, ...]:
         """The process of this rank has ended."""
-        return self.feed(ev.RankGone(who(rank).pid, "its process has ended"))
+        return self.feed(ev.RankGone(who(rank), "its process has ended"))
 
     def requeued(self, result: ev.RequeueResult = ev.RequeueResult.ACCEPTED, reason: str = "") -> tuple[do.Command, ...]:
         """The requeue call comes back."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import pytest
 from ckpt_client import wire
 from ckpt_client.wire import Position
@@ -434,7 +435,7 @@ def test_a_new_generation_resumes_from_the_newest_checkpoint_of_this_run() -> No
         welcome = the(story.hello(rank, 2, generation=1), do.Say).word
         assert isinstance(welcome, wire.Welcome)
         assert (welcome.resume_from, welcome.resume_step) == ("/ckpt/step-000000007", 7)
-        story.state = dataclasses.replace(story.state, committed_step=9)
+        story.state = msgspec.structs.replace(story.state, committed_step=9)
 
 
 def test_another_version_of_the_protocol_is_refused_by_name() -> None:

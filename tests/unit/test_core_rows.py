@@ -465,7 +465,7 @@ def test_training_that_ends_by_itself_keeps_its_own_status(code: int, ranks: int
     """Row 15: whether or not it attached; no requeue, and one line."""
     story = Story(RESUMED, ranks)
     for rank in range(ranks):
-        story.feed(wire.Finished(who(rank), wire.NO_ROUND) if code == 0 else ev.RankGone(who(rank).pid, "x"))
+        story.feed(wire.Finished(who(rank), wire.NO_ROUND) if code == 0 else ev.RankGone(who(rank), "x"))
     story.feed(ev.CommandExited(code))
     check_not_requeued(story, code)
     assert ("failed" in story.exit.line) == (code != 0)

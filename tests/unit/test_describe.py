@@ -148,15 +148,15 @@ def test_a_rank_that_dies_in_mid_save_is_told_once_as_gone() -> None:
     story = Story(LOCAL, ranks=1)
     story.signal()
     story.agree()
-    lines = story.feed(ev.RankGone(100, "its process has ended"))
+    lines = story.feed(ev.RankGone(who(0), "its process has ended"))
     gone = only(lines, "rank_gone")
     assert (gone.level, gone.fields["round"], gone.fields["reason"]) == ("warning", 1, "its process has ended")
     assert fields(lines, "leaving")["outcome"] == "stale"
     assert only(lines, "leaving").level == "warning"
     quiet = Story(LOCAL, ranks=1)
-    gone = only(quiet.feed(ev.RankGone(100, "its process has ended")), "rank_gone")
+    gone = only(quiet.feed(ev.RankGone(who(0), "its process has ended")), "rank_gone")
     assert (gone.level, gone.fields) == ("info", {"rank": 0, "rank_pid": 100, "how": "its process has ended"})
-    assert quiet.feed(ev.RankGone(100, "its process has ended")) == []
+    assert quiet.feed(ev.RankGone(who(0), "its process has ended")) == []
 
 
 def test_a_rank_that_is_late_is_told_with_what_it_was_waited_for() -> None:

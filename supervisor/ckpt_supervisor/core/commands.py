@@ -7,30 +7,100 @@ import dataclasses
 
 from ckpt_client import wire
 
+from ckpt_supervisor.core.between import Stand, Up
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Say:
-    """Send one word to one rank (its process `pid`)."""
+    """Send one word to one rank: its process `pid` below this task's supervisor."""
 
     pid: int
     word: wire.ToRank
+    task: int = 0
+
+
+def to(who: wire.Who, word: wire.ToRank) -> Say:
+    """A word to this rank."""
+    return Say(who.pid, word, who.task)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Announce:
+    """Tell these tasks, or all, where the step stands."""
+
+    stand: Stand
+    tasks: tuple[int, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PassUp:
+    """Pass a rank's word on to the coordinator, together with others."""
+
+    word: wire.FromRank
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SendUp:
+    """Say this to the coordinator."""
+
+    word: Up
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TakeOver:
+    """The coordinator is lost: from here on this supervisor decides for its own task."""
+
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TurnAway:
+    """Tell a supervisor that it cannot take part as this task, and why."""
+
+    task: int
+    reason: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LookUp:
-    """Ask Slurm about the job; answered by Looked."""
+    """Ask Slurm about the job, after a pause; answered by Looked."""
 
     why: str
+    after_ms: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Share:
+    """What the ranks below one task wrote: their processes, and (rank, file) in order of ranks."""
+
+    task: int
+    pids: tuple[int, ...]
+    files: tuple[tuple[int, wire.SavedFile], ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Verify:
-    """Check what the ranks wrote for this round; answered by Verified. `files` holds (rank, file) in order of ranks."""
+    """Check what the ranks wrote for this round; answered by Verified, once by each task.
+
+    `files` are those of this task's ranks, (rank, file) in order of ranks; `shares` those that other tasks check beside this one.
+    """
 
     round: int
     partial: str
     files: tuple[tuple[int, wire.SavedFile], ...]
     full: bool
+    shares: tuple[Share, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CheckAgain:
+    """Ask these tasks once more to check what their ranks wrote: the question or its answer may be lost. Not this task's own
+    files."""
+
+    round: int
+    partial: str
+    full: bool
+    shares: tuple[Share, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,4 +160,22 @@ class Exit:
     line: str
 
 
-Command = Say | LookUp | Verify | Commit | DropPartial | Prune | StartCommand | EndCommand | Meet | CallRequeue | Exit
+Command = (
+    Say
+    | Announce
+    | TurnAway
+    | LookUp
+    | Verify
+    | CheckAgain
+    | Commit
+    | DropPartial
+    | Prune
+    | StartCommand
+    | EndCommand
+    | Meet
+    | CallRequeue
+    | Exit
+)
+
+RelayCommand = Say | PassUp | SendUp | TakeOver | Verify | StartCommand | EndCommand | Exit
+"""What a task's supervisor asks of its shell while it follows the coordinator (relay.py)."""

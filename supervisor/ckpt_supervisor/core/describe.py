@@ -6,12 +6,15 @@ Pure. Owns the names of journal entries and their fields (docs/journal.md). Must
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 from ckpt_client import wire
+from msgspec.structs import replace
 
-from ckpt_supervisor.core.commands import CallRequeue, Command, DropPartial, EndCommand, Exit, LookUp, Say
+from ckpt_supervisor.core.between import Report
+from ckpt_supervisor.core.commands import CallRequeue, Command, DropPartial, EndCommand, Exit, LookUp, Say, TurnAway
 from ckpt_supervisor.core.events import (
     CommandExited,
     Committed,
@@ -44,28 +47,50 @@ def describe(event: Event, before: State, after: State, commands: tuple[Command,
     return (
         *_of_event(event, before, after),
         *_of_notice(before, after, now_ms),
-        *_of_round(before, after, now_ms),
+        *_of_round(before, after, now_ms, getattr(event, "who", None)),
+        *_of_tasks(event, before, after),
         *_of_phase(before, after),
         *_of_commands(commands),
     )
 
 
+RANK_FIELDS = frozenset({"rank", "rank_pid", "after_ms", "entered", "save_ms", "files", "bytes"})
+"""What differs between ranks in lines that say the same of several."""
+
+
+def folded(entries: list[Entry]) -> Iterator[Entry]:
+    """Lines that say the same of several ranks as one each: `ranks` in place of `rank`, and the last one's numbers."""
+    groups: dict[tuple[Any, ...], list[Entry]] = {}
+    for place, entry in enumerate(entries):
+        rest = tuple(sorted((name, str(value)) for name, value in entry.fields.items() if name not in RANK_FIELDS))
+        key = (entry.event, rest) if "rank" in entry.fields else (place,)
+        groups.setdefault(key, []).append(entry)
+    for group in groups.values():
+        last = group[-1]
+        if len(group) == 1:
+            yield last
+            continue
+        fields = {name: value for name, value in last.fields.items() if name not in ("rank", "rank_pid")}
+        yield Entry(last.event, last.level, {**fields, "ranks": [entry.fields["rank"] for entry in group]})
+
+
 def _of_event(event: Event, before: State, after: State) -> Iterator[Entry]:
     match event:
-        case SignalCame(name=name, meaning=meaning):
-            yield _info("signal", signal=name, meaning=meaning.value)
+        case SignalCame(name=name, meaning=meaning, task=task):
+            yield _info("signal", signal=name, meaning=meaning.value, **_task(task))
         case Looked(view=view, why=why):
             yield _looked(view, why)
-        case RankGone(pid=pid, how=how):
-            for rank in before.ranks:
-                if rank.who.pid == pid and not rank.gone and not _is_awaited(before.round, rank.who):
-                    yield _info("rank_gone", rank=rank.who.rank, rank_pid=pid, how=how)
-        case CommandExited(code=code):
+        case RankGone(who=who, how=how):
+            rank = before.rank(who)
+            if rank is not None and not rank.gone and not _is_awaited(before.round, who):
+                yield _info("rank_gone", rank=who.rank, rank_pid=who.pid, how=how, **_task(who.task))
+        case CommandExited(code=code, task=task):
             level = "info" if code == 0 or before.leaving is not None else "warning"
-            yield Entry("command_exited", level, {"code": code})
-        case Verified(round=number, verified=verified, problem=problem, bytes_read=count):
+            yield Entry("command_exited", level, {"code": code, **_task(task)})
+        case Verified(round=number, verified=verified, problem=problem, bytes_read=count, task=task):
             level = "warning" if problem else "info"
-            yield Entry("verified", level, {"round": number, "mode": verified, "problem": problem, "bytes": count})
+            fields = {"round": number, "mode": verified, "problem": problem, "bytes": count, **_task(task)}
+            yield Entry("verified", level, fields)
         case Committed(round=number, step=step, result=result, reason=reason):
             level = "info" if result.name in ("COMMITTED", "ALREADY_THERE") else "error"
             yield Entry("commit", level, {"round": number, "step": step, "result": result.value, "reason": reason})
@@ -77,7 +102,7 @@ def _of_event(event: Event, before: State, after: State) -> Iterator[Entry]:
         case wire.Hello(who=who, world_size=world, sharded=sharded):
             if before.rank(who) is None and after.rank(who) is not None:
                 fields = {"rank": who.rank, "rank_pid": who.pid, "world_size": world, "generation": who.generation}
-                yield _info("rank_hello", **fields, sharded=sharded)
+                yield _info("rank_hello", **fields, sharded=sharded, **_task(who.task))
         case wire.Failed(who=who, round=wire.NO_ROUND, reason=reason):
             yield Entry("rank_failed", "warning", {"rank": who.rank, "reason": reason})
         case wire.Finished(who=who):
@@ -89,7 +114,27 @@ def _of_event(event: Event, before: State, after: State) -> Iterator[Entry]:
             if leaver is not None and (again or not leaver.left):
                 yield Entry("rank_left", "warning" if again else "info", {"rank": who.rank, "went_on": again})
         case _:
-            pass  # Ticks and the words of a round: their effects are described below.
+            pass  # Ticks, reports and the words of a round: their effects are described below.
+
+
+def _task(number: int) -> dict[str, int]:
+    """Which task something happened at, where it was not the coordinator's own."""
+    return {"of_task": number} if number else {}
+
+
+def _of_tasks(event: Event, before: State, after: State) -> Iterator[Entry]:
+    if before.tasks is after.tasks:
+        return
+    reported = after.tasks.get(event.task) if isinstance(event, Report) else None
+    for task in after.tasks if reported is None else (reported,):
+        old = before.tasks.get(task.number)
+        if old is task:
+            continue
+        if old is None or (old.gone and not task.gone):
+            fields = {"of_task": task.number, "host": task.host, "task_pid": task.pid}
+            yield _info("task_joined" if old is None else "task_back", **fields)
+        elif task.gone and not old.gone:
+            yield Entry("task_gone", "warning", {"of_task": task.number, "host": task.host, "task_pid": task.pid})
 
 
 def _is_awaited(current: Round | None, who: wire.Who) -> bool:
@@ -133,7 +178,8 @@ def _of_notice(before: State, after: State, now_ms: int) -> Iterator[Entry]:
         )
 
 
-def _of_round(before: State, after: State, now_ms: int) -> Iterator[Entry]:
+def _of_round(before: State, after: State, now_ms: int, who: wire.Who | None) -> Iterator[Entry]:
+    """`who`: the rank whose word it was; no other one's stage can have changed, unless the round is over."""
     old, new = before.round, after.round
     if old is not None and (new is None or new.number != old.number):
         yield from _round_over(old, after, now_ms)
@@ -152,7 +198,8 @@ def _of_round(before: State, after: State, now_ms: int) -> Iterator[Entry]:
         return
     if old.kind is not new.kind:
         yield _info("round_turned", round=new.number, kind=new.kind.value, save_left_ms=new.save_by_ms - now_ms)
-    yield from _members(old, new, now_ms)
+    if old.members is not new.members:
+        yield from _members(old, new, now_ms, who)
     if new.at is not None and old.at is None:
         yield _info("agreed", round=new.number, step=new.at.n, safe_point=new.at.k)
     if new.go and not old.go:
@@ -163,8 +210,9 @@ def _of_round(before: State, after: State, now_ms: int) -> Iterator[Entry]:
         yield from _all_members(new, Stage.COMMITTED, now_ms)
 
 
-def _members(old: Round | None, new: Round, now_ms: int) -> Iterator[Entry]:
-    for member in new.members:
+def _members(old: Round | None, new: Round, now_ms: int, who: wire.Who | None = None) -> Iterator[Entry]:
+    changed = None if who is None else new.member(who)
+    for member in new.members if changed is None else (changed,):
         earlier = old.member(member.who) if old is not None else None
         if earlier is not None and earlier.stage is member.stage:
             continue
@@ -191,7 +239,7 @@ def _member_fields(member: Member, current: Round, now_ms: int) -> dict[str, Any
 def _all_members(current: Round, stage: Stage, now_ms: int) -> Iterator[Entry]:
     """The end of each rank's chain of words. It holds for all at once and is in `verified` and `commit` too: debug."""
     for member in current.members:
-        fields = _member_fields(dataclasses.replace(member, stage=stage), current, now_ms)
+        fields = _member_fields(replace(member, stage=stage), current, now_ms)
         yield Entry("rank_" + stage.value, "debug", fields)
 
 
@@ -205,7 +253,8 @@ def _round_over(old: Round, after: State, now_ms: int) -> Iterator[Entry]:
         yield Entry("round_committed", "info", fields)
         return
     yield from _members(old, given_up.round, now_ms)
-    fields["ranks"] = {str(member.who.rank): member.stage.value for member in given_up.round.members[:RANKS_SHOWN_MAX]}
+    shown = itertools.islice(given_up.round.members, RANKS_SHOWN_MAX)
+    fields["ranks"] = {str(member.who.rank): member.stage.value for member in shown}
     yield Entry("round_given_up", "warning", {**fields, "reason": given_up.reason})
 
 
@@ -231,8 +280,10 @@ def _of_commands(commands: tuple[Command, ...]) -> Iterator[Entry]:
                 yield _info("requeue_called")
             case DropPartial(partial=partial):
                 yield _info("partial_dropped", path=partial)
-            case Say(pid=pid, word=wire.Refused(reason=reason)):
-                yield Entry("rank_refused", "warning", {"rank_pid": pid, "reason": reason})
+            case Say(pid=pid, word=wire.Refused(reason=reason), task=task):
+                yield Entry("rank_refused", "warning", {"rank_pid": pid, "reason": reason, **_task(task)})
+            case TurnAway(task=task, reason=reason):
+                yield Entry("task_refused", "warning", {"of_task": task, "reason": reason})
             case LookUp(why=why):
                 yield Entry("look_asked", "debug", {"why": why})
             case _:

@@ -10,6 +10,7 @@ import enum
 
 from ckpt_client import wire
 
+from ckpt_supervisor.core.between import Check, CheckedFile, Report, Stand, Tell, Turned
 from ckpt_supervisor.core.views import JobView, NoView
 
 
@@ -28,6 +29,15 @@ class SignalCame:
 
     name: str
     meaning: Meaning
+    task: int = 0
+    """The task that it has reached."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TaskCut:
+    """The connection of this task's supervisor (0: the coordinator's) was closed: it has ended, or will connect again at once."""
+
+    task: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,27 +50,31 @@ class Looked:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RankGone:
-    """The process of a rank has ended (its pidfd says so) or was replaced."""
+    """The process of a rank has ended (its pidfd says so)."""
 
-    pid: int
+    who: wire.Who
     how: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CommandExited:
-    """The command has ended with this exit code (128 + n for signal n)."""
+    """A task's command has ended with this exit code (128 + n for signal n)."""
 
     code: int
+    task: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Verified:
-    """Verification of a round's files is over. `verified` is "full" or "structure"; `problem` is "" when intact."""
+    """A task has verified its ranks' files of a round. `verified` is "full" or "structure"; `problem` is "" when intact."""
 
     round: int
     verified: str
     problem: str
     bytes_read: int
+    task: int = 0
+    files: tuple[CheckedFile, ...] = ()
+    """As they were found, for whoever writes the manifest."""
 
 
 class CommitResult(enum.Enum):
@@ -112,6 +126,9 @@ class Tick:
     """Time has passed; carries nothing."""
 
 
+FromCoordinator = Stand | Tell | Check | Turned
+"""What a task's supervisor hears from the coordinator. They are no events of the machine: relay.py takes them."""
+
 Event = (
     wire.Hello
     | wire.Ack
@@ -121,6 +138,8 @@ Event = (
     | wire.Failed
     | wire.Finished
     | wire.Left
+    | Report
+    | TaskCut
     | SignalCame
     | Looked
     | RankGone

@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 
 from ckpt_client import wire
+from msgspec.structs import replace
 
 from ckpt_supervisor.core import notices
-from ckpt_supervisor.core.commands import CallRequeue, Command, EndCommand, Exit, Meet, Say
+from ckpt_supervisor.core.commands import CallRequeue, Command, EndCommand, Exit, Meet, to
 from ckpt_supervisor.core.events import CommitResult, Committed, Looked, Met, RequeueResult, RequeueReturned
 from ckpt_supervisor.core.names import step_name
 from ckpt_supervisor.core.policy import EXIT_CANCELLED, EXIT_INTERRUPTED, EXIT_STALE, NOT_LOOKED, Cause, Policy
@@ -73,7 +74,7 @@ def leave(policy: Policy, state: State, fresh: bool, reason: str, now_ms: int) -
         own_end=own_end,
         told=bool(live) and not own_end,
     )
-    state = dataclasses.replace(state, phase=Phase.LEAVING, round=None, leaving=leaving)
+    state = replace(state, phase=Phase.LEAVING, round=None, leaving=leaving)
     return state, _say_leave(state)
 
 
@@ -91,8 +92,13 @@ def tick(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands]:
             return state, commands + more
         return state, commands
     if ended or now_ms >= _ask_at_ms(state):
+        if policy.heir:
+            # The tasks before this one may have called already: the look, which waits its turn, shows it.
+            requeue = Requeue(Asking.PAUSED, began_ms=now_ms, again_ms=now_ms)
+            state, more = requeue_tick(policy, replace(state, phase=Phase.REQUEUEING, requeue=requeue), now_ms)
+            return state, commands + more
         requeue = Requeue(Asking.MEETING, began_ms=now_ms, asked_ms=now_ms)
-        state = dataclasses.replace(state, phase=Phase.REQUEUEING, requeue=requeue)
+        state = replace(state, phase=Phase.REQUEUEING, requeue=requeue)
         return state, (*commands, Meet())
     return state, commands
 
@@ -103,25 +109,25 @@ def ignored(state: State, now_ms: int) -> State:
     if leaving is None:
         return state
     end_ms = min(leaving.end_command_at_ms, max(now_ms, leaving.began_ms + IGNORED_MS))
-    return dataclasses.replace(state, leaving=dataclasses.replace(leaving, end_command_at_ms=end_ms))
+    return replace(state, leaving=dataclasses.replace(leaving, end_command_at_ms=end_ms))
 
 
 def answer(state: State, word: wire.Ack | wire.Arrived | wire.Saved | wire.Hello) -> Commands:
     """A rank that may be parked is told to leave, or released where training ends by itself."""
     if state.leaving is not None and state.leaving.own_end:
         number = wire.NO_ROUND if isinstance(word, wire.Hello) else word.round
-        return (Say(word.who.pid, wire.Abort(number, "training is ending by itself")),)
-    return (Say(word.who.pid, wire.Leave(max(1, state.newest_round))),)
+        return (to(word.who, wire.Abort(number, "training is ending by itself")),)
+    return (to(word.who, wire.Leave(max(1, state.newest_round))),)
 
 
 def late_commit(state: State, event: Committed) -> State:
     """A commit that was given up for its deadline has come through all the same. Fresh only if it is that of the last round."""
     if event.result not in (CommitResult.COMMITTED, CommitResult.ALREADY_THERE):
         return state
-    state = dataclasses.replace(state, committed_step=max(event.step, state.committed_step), committed_here=True)
+    state = replace(state, committed_step=max(event.step, state.committed_step), committed_here=True)
     if state.leaving is None or event.round != state.newest_round:
         return state
-    return dataclasses.replace(state, leaving=dataclasses.replace(state.leaving, fresh=True))
+    return replace(state, leaving=dataclasses.replace(state.leaving, fresh=True))
 
 
 def end_at_once(state: State, now_ms: int) -> State:
@@ -129,7 +135,7 @@ def end_at_once(state: State, now_ms: int) -> State:
     leaving = state.leaving
     if leaving is None:
         return state
-    return dataclasses.replace(state, leaving=dataclasses.replace(leaving, end_command_at_ms=now_ms))
+    return replace(state, leaving=dataclasses.replace(leaving, end_command_at_ms=now_ms))
 
 
 def own_end(policy: Policy, state: State, code: int) -> tuple[State, Commands] | None:
@@ -151,7 +157,7 @@ def met(policy: Policy, state: State, event: Met, now_ms: int) -> tuple[State, C
     if event.ready or now_ms >= notice.budget.leave_by_ms:
         return _look(policy, state, now_ms)
     requeue = dataclasses.replace(requeue, again_ms=now_ms + MEET_AGAIN_MS, reason=event.reason)
-    return dataclasses.replace(state, requeue=requeue), ()
+    return replace(state, requeue=requeue), ()
 
 
 def looked(policy: Policy, state: State, event: Looked, now_ms: int) -> tuple[State, Commands]:
@@ -176,7 +182,7 @@ def looked(policy: Policy, state: State, event: Looked, now_ms: int) -> tuple[St
     requeue = dataclasses.replace(
         requeue, asking=Asking.CALLING, calls=requeue.calls + 1, again_ms=None, term_seen=False, cause=_cause(state)
     )
-    return dataclasses.replace(state, requeue=requeue), (CallRequeue(),)
+    return replace(state, requeue=requeue), (CallRequeue(),)
 
 
 def returned(policy: Policy, state: State, event: RequeueReturned, now_ms: int) -> tuple[State, Commands]:
@@ -198,7 +204,7 @@ def term_came(state: State) -> State:
     requeue = state.requeue
     if requeue is None or requeue.asking not in (Asking.CALLING, Asking.ACCEPTED):
         return state
-    return dataclasses.replace(state, requeue=dataclasses.replace(requeue, term_seen=True))
+    return replace(state, requeue=dataclasses.replace(requeue, term_seen=True))
 
 
 def requeue_tick(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands]:
@@ -225,7 +231,7 @@ def requeue_tick(policy: Policy, state: State, now_ms: int) -> tuple[State, Comm
         return state, commands + more
     if requeue.again_ms is not None and now_ms >= requeue.again_ms:
         if requeue.asking is Asking.MEETING:
-            state = dataclasses.replace(state, requeue=dataclasses.replace(requeue, again_ms=None, asked_ms=now_ms))
+            state = replace(state, requeue=dataclasses.replace(requeue, again_ms=None, asked_ms=now_ms))
             return state, (*commands, Meet())
         if requeue.asking is Asking.PAUSED:
             state, more = _look(policy, state, now_ms)
@@ -238,7 +244,7 @@ def next_deadline(policy: Policy, state: State) -> int | None:
     leaving, requeue = state.leaving, state.requeue
     assert leaving is not None
     times: list[int] = []
-    if state.code is None:
+    if not state.over:
         times.append(leaving.said_ms + RESEND_MS)
         if leaving.killed_ms is None:
             times.append(_end_command_at_ms(state))
@@ -266,7 +272,7 @@ def next_deadline(policy: Policy, state: State) -> int | None:
 
 def done(state: State, code: int, line: str) -> tuple[State, Commands]:
     """The end."""
-    return dataclasses.replace(state, phase=Phase.DONE, exit_code=code), (Exit(code, line),)
+    return replace(state, phase=Phase.DONE, exit_code=code), (Exit(code, line),)
 
 
 def finish(policy: Policy, state: State, why_not: str) -> tuple[State, Commands]:
@@ -344,7 +350,7 @@ def _over(policy: Policy, state: State, reason: str, now_ms: int) -> tuple[State
     requeue = state.requeue
     assert requeue is not None
     requeue = dataclasses.replace(requeue, asking=Asking.OVER, again_ms=None, reason=reason)
-    return requeue_tick(policy, dataclasses.replace(state, requeue=requeue), now_ms)
+    return requeue_tick(policy, replace(state, requeue=requeue), now_ms)
 
 
 def _accepted(policy: Policy, state: State, now_ms: int, reason: str) -> tuple[State, Commands]:
@@ -355,7 +361,7 @@ def _accepted(policy: Policy, state: State, now_ms: int, reason: str) -> tuple[S
         requeue = dataclasses.replace(
             requeue, asking=Asking.ACCEPTED, accepted_ms=now_ms, again_ms=None, reason=reason, term_seen=seen
         )
-        state = dataclasses.replace(state, requeue=requeue)
+        state = replace(state, requeue=requeue)
     return requeue_tick(policy, state, now_ms)
 
 
@@ -363,11 +369,11 @@ def _look(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands]:
     """Look at the job right before the call: one that was cancelled meanwhile is not revived."""
     requeue = state.requeue
     assert requeue is not None
-    state = dataclasses.replace(state, requeue=dataclasses.replace(requeue, asking=Asking.LOOKING, again_ms=None))
+    state = replace(state, requeue=dataclasses.replace(requeue, asking=Asking.LOOKING, again_ms=None))
     if not policy.can_look:
         # Leaving in the grace loses the job on 22.05; whoever stays until the end of it is requeued by Slurm itself.
         requeue = dataclasses.replace(requeue, asking=Asking.PAUSED, again_ms=None, reason="scontrol was not found")
-        return dataclasses.replace(state, requeue=requeue), ()
+        return replace(state, requeue=requeue), ()
     return notices.look(policy, state, "right before the requeue", now_ms)
 
 
@@ -378,7 +384,7 @@ def _pause(state: State, reason: str, now_ms: int) -> tuple[State, Commands]:
     requeue = dataclasses.replace(
         requeue, asking=Asking.PAUSED, again_ms=now_ms + pause_ms, failures=requeue.failures + 1, reason=reason
     )
-    return dataclasses.replace(state, requeue=requeue), ()
+    return replace(state, requeue=requeue), ()
 
 
 def _stay_until_ms(state: State) -> int:
@@ -400,7 +406,7 @@ def _see_out(state: State, now_ms: int) -> tuple[State, Commands]:
     leaving = state.leaving
     assert leaving is not None
     commands: Commands = ()
-    if state.code is not None:
+    if state.over:
         return state, commands
     if now_ms >= leaving.said_ms + RESEND_MS:
         leaving = dataclasses.replace(leaving, said_ms=now_ms)
@@ -408,7 +414,7 @@ def _see_out(state: State, now_ms: int) -> tuple[State, Commands]:
     if leaving.killed_ms is None and now_ms >= _end_command_at_ms(state):
         leaving = dataclasses.replace(leaving, killed_ms=now_ms, told=True)
         commands = (*commands, EndCommand(leaving.reason))
-    return dataclasses.replace(state, leaving=leaving), commands
+    return replace(state, leaving=leaving), commands
 
 
 def _end_command_at_ms(state: State) -> int:
@@ -422,9 +428,12 @@ def _ended_at_ms(state: State) -> int | None:
     """Since when the command counts as over: it has ended, or has had its time to die after the kill. None: not in sight."""
     leaving = state.leaving
     assert leaving is not None
-    if state.code is not None:
+    if state.over:
         return leaving.began_ms
-    return None if leaving.killed_ms is None else leaving.killed_ms + REAP_MS
+    if leaving.killed_ms is None:
+        return None
+    reap_by_ms, out_by_ms = leaving.killed_ms + REAP_MS, _out_by_ms(state)
+    return min(reap_by_ms, out_by_ms) if leaving.killed_ms < out_by_ms else reap_by_ms
 
 
 def _ended(state: State, now_ms: int) -> bool:
@@ -463,4 +472,5 @@ def _say_leave(state: State) -> Commands:
     if state.leaving is None or state.leaving.own_end:
         return ()
     number = max(1, state.newest_round)
-    return tuple(Say(rank.who.pid, wire.Leave(number)) for rank in state.live)
+    word = wire.Leave(number)
+    return tuple(to(rank.who, word) for rank in state.live)

@@ -17,13 +17,13 @@ Rules of this package, held by tests/test_architecture.py and the import contrac
 
 from __future__ import annotations
 
-import dataclasses
-
 from ckpt_client import wire
 from ckpt_client.wire import NO_ROUND, FromRank
+from msgspec.structs import replace
 
-from ckpt_supervisor.core import leaving, notices, ranks, rounds, turns
-from ckpt_supervisor.core.commands import Command, Commit, Say
+from ckpt_supervisor.core import leaving, notices, ranks, rounds, tasks, turns
+from ckpt_supervisor.core.between import Report
+from ckpt_supervisor.core.commands import Command, Commit, to
 from ckpt_supervisor.core.events import (
     CommandExited,
     CommitResult,
@@ -35,11 +35,12 @@ from ckpt_supervisor.core.events import (
     RankGone,
     RequeueReturned,
     SignalCame,
+    TaskCut,
     Tick,
     Verified,
 )
-from ckpt_supervisor.core.policy import Policy
-from ckpt_supervisor.core.state import Kind, Phase, Stage, State
+from ckpt_supervisor.core.policy import NOT_LOOKED, Policy
+from ckpt_supervisor.core.state import Kind, Phase, Stage, State, Task
 
 OWN_STOP_MS = 20_000
 """A rank that stopped by itself while an earlier checkpoint is still being verified waits at most this long."""
@@ -58,6 +59,8 @@ def start(policy: Policy, now_ms: int) -> Result:
         resume_step=policy.resume_step,
         committed_step=policy.resume_step,
         start_restarts=policy.start_restarts,
+        started=policy.resume_step != NOT_LOOKED,
+        epoch=policy.epoch,
         next_save_ms=None if policy.every_ms is None else now_ms + policy.every_ms,
     )
     return notices.look(policy, state, "start", now_ms)
@@ -65,21 +68,33 @@ def start(policy: Policy, now_ms: int) -> Result:
 
 def resumed(state: State, path: str, step_resumed: int) -> State:
     """The state of a run whose (next) start goes on from this checkpoint; step -1 for a start from scratch."""
-    return dataclasses.replace(
-        state, resume_from=path, resume_step=step_resumed, committed_step=step_resumed, committed_here=False
+    return replace(
+        state, resume_from=path, resume_step=step_resumed, committed_step=step_resumed, committed_here=False, started=True
     )
 
 
 def step(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
     """One event. Returns the new state and what to do."""
     if state.phase is Phase.DONE:
-        return state, ()
+        # Who has said goodbye by now is not waited for.
+        return (tasks.reported(policy, state, event, now_ms)[0] if isinstance(event, Report) else state), ()
     if isinstance(event, _RankWord):
-        return _word(policy, state, event, now_ms)
+        state, commands = hear(policy, state, event, now_ms)
+    else:
+        state, commands = _take_in(policy, state, event, now_ms)
+    state, due = _due(policy, state, now_ms)
+    state, told = tasks.announce(policy, state, now_ms)
+    return state, (*commands, *due, *told)
+
+
+def _take_in(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
+    if isinstance(event, SignalCame):
+        state, fresh = tasks.is_fresh(policy, state, event, now_ms)
+        if not fresh:
+            return state, ()
     state, commands = _note(policy, state, event, now_ms)
     state, more = _dispatch(policy, state, event, now_ms)
-    state, due = _due(policy, state, now_ms)
-    return state, commands + more + due
+    return state, commands + more
 
 
 def next_deadline(policy: Policy, state: State) -> int | None:
@@ -88,27 +103,35 @@ def next_deadline(policy: Policy, state: State) -> int | None:
     match state.phase:
         case Phase.RUNNING:
             times = [notices.next_deadline(policy, state), turns.waits_until_ms(state)]
+            times.append(turns.write_by_ms(state))
             if state.notice is None:
                 times.append(state.next_save_ms)
         case Phase.AGREEING | Phase.SAVING:
             times = [rounds.next_deadline(state), notices.next_deadline(policy, state)]
         case Phase.VERIFYING | Phase.COMMITTING:
-            stops = [rank.stopped_ms + OWN_STOP_MS for rank in state.live if rank.stopped_at is not None]
+            stops = [state.stopped_ms + OWN_STOP_MS] if state.stopped else []
             assert state.round is not None
-            times = [state.round.verify_by_ms, notices.next_deadline(policy, state), *stops]
+            times = [state.round.verify_by_ms, notices.next_deadline(policy, state), turns.check_again_ms(state), *stops]
         case Phase.LEAVING | Phase.REQUEUEING:
             times = [leaving.next_deadline(policy, state), notices.next_deadline(policy, state)]
         case Phase.DONE:
             pass
+    if state.phase is not Phase.DONE:
+        times.append(tasks.next_deadline(policy, state))
     return min((time for time in times if time is not None), default=None)
 
 
 # --- what every phase notes -------------------------------------------------------------------------------------------
 
 
-def _word(policy: Policy, state: State, word: FromRank, now_ms: int) -> Result:
-    """A word of a rank: known ranks only; words of an older generation are dropped (rule 11)."""
+def hear(policy: Policy, state: State, word: FromRank, now_ms: int) -> Result:
+    """A word of a rank: known ranks only; words of an older generation are dropped (rule 11).
+
+    `step` without what is due by now: for one of many words that have come together, before a Tick.
+    """
     commands: Commands = ()
+    if state.phase is Phase.DONE:
+        return state, ()
     if isinstance(word, wire.Hello):
         generation = state.generation
         state, commands = ranks.hello(policy, state, word, now_ms)
@@ -117,10 +140,9 @@ def _word(policy: Policy, state: State, word: FromRank, now_ms: int) -> Result:
             commands += more
     heard = ranks.heard(state, word, now_ms)
     if heard is not None:
-        state, answers = _dispatch(policy, heard, word, now_ms)
+        state, answers = _dispatch(policy, rounds.heard(heard, word.who, now_ms), word, now_ms)
         commands += answers
-    state, due = _due(policy, state, now_ms)
-    return state, commands + due
+    return state, commands
 
 
 def _note(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
@@ -134,10 +156,14 @@ def _note(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
             return notices.signalled(policy, state, event, now_ms)
         case Looked():
             return notices.looked(policy, state, event, now_ms)
-        case RankGone(pid=pid):
-            return ranks.gone(state, pid), ()
-        case CommandExited(code=code):
-            return dataclasses.replace(state, code=code), ()
+        case RankGone(who=who):
+            return ranks.gone(state, who), ()
+        case CommandExited():
+            return tasks.exited(policy, state, event), ()
+        case Report():
+            return tasks.reported(policy, state, event, now_ms)
+        case TaskCut(task=task):
+            return tasks.cut(state, task, now_ms), ()
         case Committed() if state.round is None or event.round != state.round.number:
             return leaving.late_commit(state, event), ()
         case Verified() | Committed() | Met() | RequeueReturned() | Tick():
@@ -188,19 +214,24 @@ def _running(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
         case Looked():
             return state, ()  # See _running_due.
         case CommandExited():
-            return turns.command_over(policy, state, now_ms)
+            return turns.command_over(policy, state, now_ms) if state.code is not None else (state, ())
         case wire.Arrived(who=who, round=number) if number == NO_ROUND:
             rank = state.rank(who)
-            if rank is None or rank.stopped_at is None:
+            if rank is None or rank.stopped_at is None or policy.heir or state.code is not None:
                 # Its round is over and the word that released it was lost: it would be held until it gives up by itself.
-                return state, (Say(who.pid, wire.Abort(NO_ROUND, "this round is over")),)
+                return state, (to(who, wire.Abort(NO_ROUND, "this round is over")),)
             return turns.own_stops(policy, state, now_ms)
-        case wire.Ack() | wire.Arrived() | wire.Saved():
+        case wire.Saved(who=who):
+            state, commands = turns.written(policy, state, who, now_ms)
+            return state, (*_stale(state, event), *commands)
+        case wire.Ack() | wire.Arrived():
             return state, _stale(state, event)
         case wire.Hello() if state.notice is not None:
             return turns.begin(policy, state, Kind.LEAVE, now_ms)
-        case wire.Hello() | wire.Saving() | wire.Failed() | wire.Finished() | wire.Left() | RankGone():
-            return state, ()  # The table of ranks is up to date.
+        case wire.Failed(who=who) | wire.Finished(who=who) | wire.Left(who=who) | RankGone(who=who):
+            return turns.written(policy, state, who, now_ms)
+        case wire.Hello() | wire.Saving() | Report() | TaskCut():
+            return state, ()  # The tables of ranks and tasks are up to date.
         case Verified() | Committed() | Met() | RequeueReturned() | Tick():
             return state, ()
 
@@ -216,7 +247,7 @@ def _agreeing(policy: Policy, state: State, event: Event, now_ms: int) -> Result
             return rounds.join(policy, state, who, now_ms)
         case wire.Arrived(who=who, round=number):
             if number == NO_ROUND:
-                return state, (Say(who.pid, wire.Wait(NO_ROUND)),)
+                return state, (to(who, wire.Wait(NO_ROUND)),)
             return state, _stale(state, event)
         case wire.Saved():
             return state, _stale(state, event)
@@ -224,7 +255,7 @@ def _agreeing(policy: Policy, state: State, event: Event, now_ms: int) -> Result
             return turns.loss(policy, state, event, now_ms)
         case SignalCame() | Looked():
             return turns.turn(policy, state, now_ms)
-        case wire.Saving() | Verified() | Committed() | Met() | RequeueReturned() | Tick():
+        case wire.Saving() | Report() | TaskCut() | Verified() | Committed() | Met() | RequeueReturned() | Tick():
             return state, ()
 
 
@@ -236,7 +267,7 @@ def _saving(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
                 problem = rounds.stopped_beyond(state, event)
                 if problem:
                     return turns.give_up(policy, rounds.lost(state, who, Stage.FAILED, problem), problem, now_ms)
-                return state, (Say(who.pid, wire.Wait(NO_ROUND)),)
+                return state, (to(who, wire.Wait(NO_ROUND)),)
             if _is_stale(state, event):
                 return state, _stale(state, event)
             state, commands, problem = rounds.arrived(policy, state, event, now_ms)
@@ -267,7 +298,7 @@ def _saving(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
             return turns.loss(policy, state, event, now_ms)
         case SignalCame() | Looked():
             return turns.turn(policy, state, now_ms)
-        case wire.Hello() | Verified() | Committed() | Met() | RequeueReturned() | Tick():
+        case wire.Hello() | Report() | TaskCut() | Verified() | Committed() | Met() | RequeueReturned() | Tick():
             return state, ()
 
 
@@ -276,20 +307,30 @@ def _verifying(policy: Policy, state: State, event: Event, now_ms: int) -> Resul
     current = state.round
     assert current is not None
     match event:
-        case Verified(round=number, problem=problem, verified=verified):
-            if number != current.number or current.at is None:
+        case Verified(round=number, problem=problem, verified=verified, task=task):
+            if number != current.number or current.at is None or task not in current.unverified:
                 return state, ()
             if problem:
-                return turns.give_up(policy, state, f"verification: {problem}", now_ms)
-            state = dataclasses.replace(state, phase=Phase.COMMITTING, round=dataclasses.replace(current, verified=verified))
+                where = f" of task {task}'s ranks" if policy.tasks > 1 else ""
+                return turns.give_up(policy, state, f"verification{where}: {problem}", now_ms)
+            step_saved = current.at.n
+            current = replace(
+                current,
+                unverified=current.unverified - {task},
+                verified="structure" if "structure" in (current.verified, verified) else verified,
+            )
+            state = replace(state, round=current)
+            if current.unverified:
+                return state, ()
+            state = replace(state, phase=Phase.COMMITTING)
             commit = Commit(
                 round=current.number,
                 partial=rounds.partial_path(policy, current),
-                step=current.at.n,
+                step=step_saved,
                 world_size=current.world_size,
                 ranks=tuple(member.who.rank for member in current.members),
                 cause=turns.cause_word(state),
-                verified=verified,
+                verified=current.verified,
             )
             return state, (commit,)
         case wire.Ack() | wire.Arrived() | wire.Saved():
@@ -298,7 +339,7 @@ def _verifying(policy: Policy, state: State, event: Event, now_ms: int) -> Resul
             return turns.turn(policy, state, now_ms)
         case wire.Hello() | wire.Saving() | wire.Failed() | wire.Finished() | wire.Left() | RankGone() | CommandExited():
             return state, ()
-        case Committed() | Met() | RequeueReturned() | Tick():
+        case Report() | TaskCut() | Committed() | Met() | RequeueReturned() | Tick():
             return state, ()
 
 
@@ -311,11 +352,11 @@ def _committing(policy: Policy, state: State, event: Event, now_ms: int) -> Resu
             if number != current.number or current.at is None:
                 return state, ()
             if result in (CommitResult.COMMITTED, CommitResult.ALREADY_THERE):
-                state = dataclasses.replace(
+                state = replace(
                     state,
                     committed_step=max(state.committed_step, current.at.n),
                     committed_here=True,
-                    round=dataclasses.replace(current, committed=True, verify_by_ms=now_ms + turns.LOOK_MS),
+                    round=replace(current, committed=True, verify_by_ms=now_ms + turns.LOOK_MS),
                 )
                 return turns.saved_all(policy, state, now_ms)
             failed = f"{result.value}: {reason}" if reason else result.value
@@ -330,15 +371,15 @@ def _committing(policy: Policy, state: State, event: Event, now_ms: int) -> Resu
             return state, commands
         case wire.Hello() | wire.Saving() | wire.Failed() | wire.Finished() | wire.Left() | RankGone() | CommandExited():
             return state, ()
-        case Verified() | Met() | RequeueReturned() | Tick():
+        case Report() | TaskCut() | Verified() | Met() | RequeueReturned() | Tick():
             return state, ()
 
 
 def _leaving(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
     """Ranks have been told to leave; crashes of the command are journaled and change nothing."""
     match event:
-        case CommandExited(code=code):
-            return leaving.own_end(policy, state, code) or (state, ())
+        case CommandExited():
+            return (leaving.own_end(policy, state, state.code) if state.code is not None else None) or (state, ())
         case wire.Left(again=True):
             return leaving.ignored(state, now_ms), ()
         case SignalCame(meaning=Meaning.INTERRUPT):
@@ -347,7 +388,7 @@ def _leaving(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
             return state, leaving.answer(state, event)
         case wire.Saving() | wire.Failed() | wire.Finished() | wire.Left() | RankGone():
             return state, ()
-        case SignalCame() | Looked() | Verified() | Committed() | Met() | RequeueReturned() | Tick():
+        case SignalCame() | Looked() | Report() | TaskCut() | Verified() | Committed() | Met() | RequeueReturned() | Tick():
             return state, ()
 
 
@@ -368,7 +409,7 @@ def _requeueing(policy: Policy, state: State, event: Event, now_ms: int) -> Resu
             return state, leaving.answer(state, event)
         case wire.Saving() | wire.Failed() | wire.Finished() | wire.Left() | RankGone() | CommandExited():
             return state, ()
-        case SignalCame() | Verified() | Committed() | Tick():
+        case SignalCame() | Report() | TaskCut() | Verified() | Committed() | Tick():
             return state, ()
 
 
@@ -379,13 +420,48 @@ def _due(policy: Policy, state: State, now_ms: int) -> Result:
     """What is due by now, in every phase; last in every step."""
     if state.phase is Phase.DONE:
         return state, ()
-    state, commands = notices.due(policy, state, now_ms)
+    state, lost = tasks.due(policy, state, now_ms)
+    state, commands = _tasks_lost(policy, state, lost, now_ms) if lost else (state, ())
+    for killed in tasks.died(policy, state, now_ms):
+        state, more = _take_in(policy, state, killed, now_ms)
+        commands += more
+    if state.phase is Phase.DONE:
+        return state, commands
+    state, looks = notices.due(policy, state, now_ms)
+    commands += looks
     if Phase.RUNNING.value < state.phase.value < Phase.LEAVING.value and notices.watch_is_due(policy, state, now_ms):
         # The end of the job's time has come near during a round: that round becomes the last one, as with any notice.
         state, turned = turns.turn(policy, notices.ahead(policy, state, now_ms), now_ms)
         commands += turned
     state, more = _phase_due(policy, state, now_ms)
     return state, commands + more
+
+
+def _tasks_lost(policy: Policy, state: State, lost: tuple[Task, ...], now_ms: int) -> Result:
+    """Supervisors of other tasks are not heard from any more, nor are the ranks below them."""
+    state = tasks.all_over(policy, state)
+    names = ", ".join(tasks.describe(state, task, now_ms) for task in lost[:8]) + (", ..." if len(lost) > 8 else "")
+    reason = f"no word of {names}"
+    numbers = {task.number for task in lost}
+    current = state.round
+    match state.phase:
+        case Phase.AGREEING | Phase.SAVING:
+            assert current is not None
+            for member in current.members:
+                if member.who.task in numbers:
+                    state = rounds.lost(state, member.who, Stage.GONE, "its task is not heard from")
+            if state.round != current:
+                return turns.give_up(policy, state, reason, now_ms)
+        case Phase.VERIFYING:
+            assert current is not None
+            if current.unverified & numbers:
+                return turns.give_up(policy, state, f"{reason}, before its ranks' files were verified", now_ms)
+        case Phase.RUNNING:
+            if state.code is not None:
+                return turns.command_over(policy, state, now_ms)
+        case Phase.COMMITTING | Phase.LEAVING | Phase.REQUEUEING | Phase.DONE:
+            pass
+    return state, ()
 
 
 def _phase_due(policy: Policy, state: State, now_ms: int) -> Result:
@@ -411,6 +487,8 @@ def _phase_due(policy: Policy, state: State, now_ms: int) -> Result:
                 state, more = turns.give_up(policy, state, f"the {what} was not over in its time", now_ms)
             else:
                 state, more = _own_stops_due(state, now_ms)
+                state, again = turns.check_again(policy, state, now_ms)
+                more += again
         case Phase.LEAVING:
             state, more = leaving.tick(policy, state, now_ms)
         case Phase.REQUEUEING:
@@ -421,25 +499,27 @@ def _phase_due(policy: Policy, state: State, now_ms: int) -> Result:
 
 
 def _running_due(policy: Policy, state: State, now_ms: int) -> Result:
+    write_by_ms = turns.write_by_ms(state)
+    if write_by_ms is not None and now_ms >= write_by_ms:
+        return turns.command_over(policy, replace(state, writing=frozenset()), now_ms)
     if notices.watch_is_due(policy, state, now_ms):
         return turns.begin(policy, notices.ahead(policy, state, now_ms), Kind.LEAVE, now_ms)
     wait_ms = turns.waits_until_ms(state)
     if wait_ms is not None:
         return turns.begin(policy, state, Kind.LEAVE, now_ms) if now_ms >= wait_ms else (state, ())
     if state.next_save_ms is not None and now_ms >= state.next_save_ms:
-        state = dataclasses.replace(state, next_save_ms=turns.next_save_ms(policy, now_ms))
+        state = replace(state, next_save_ms=turns.next_save_ms(policy, now_ms))
         return turns.begin(policy, state, Kind.PERIODIC, now_ms)
     return state, ()
 
 
 def _own_stops_due(state: State, now_ms: int) -> Result:
     """A periodic save is skipped rather than holding training for the one before it."""
-    commands: Commands = ()
-    for rank in state.live:
-        if rank.stopped_at is not None and now_ms >= rank.stopped_ms + OWN_STOP_MS:
-            state = ranks.put(state, dataclasses.replace(rank, stopped_at=None))
-            commands += (Say(rank.who.pid, wire.Abort(NO_ROUND, "the checkpoint before is still being verified")),)
-    return state, commands
+    if not state.stopped or now_ms < state.stopped_ms + OWN_STOP_MS:
+        return state, ()
+    state, over = ranks.stopped_since(state, now_ms - OWN_STOP_MS)
+    word = wire.Abort(NO_ROUND, "the checkpoint before is still being verified")
+    return state, tuple(to(rank.who, word) for rank in over)
 
 
 # --- answers ----------------------------------------------------------------------------------------------------
@@ -453,11 +533,11 @@ def _stale(state: State, word: wire.Ack | wire.Arrived | wire.Saved) -> Commands
     """A word of a round that is over: that rank may be parked, and is released."""
     if word.round == NO_ROUND or not _is_stale(state, word):
         return ()
-    return (Say(word.who.pid, wire.Abort(word.round, "this round is over")),)
+    return (to(word.who, wire.Abort(word.round, "this round is over")),)
 
 
 def _hold(state: State, word: wire.Ack | wire.Arrived | wire.Saved) -> Commands:
     """A rank that is parked while the files are checked hears that it is heard."""
     if word.round != NO_ROUND and _is_stale(state, word):
         return _stale(state, word)
-    return (Say(word.who.pid, wire.Wait(word.round)),)
+    return (to(word.who, wire.Wait(word.round)),)

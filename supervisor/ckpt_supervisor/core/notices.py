@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from msgspec.structs import replace
+
 from ckpt_supervisor.core.budget import cut
 from ckpt_supervisor.core.commands import Command, LookUp
 from ckpt_supervisor.core.events import Looked, Meaning, SignalCame
@@ -29,6 +31,9 @@ REFRESH_MS = 300_000
 
 FIRST_RETRY_MS = 5_000
 """Pause before the next look when the one at the start failed."""
+
+HEIR_MS = 1_000
+"""Task k looks k times this late when the coordinator is lost."""
 
 WATCH_LOOK_MS = 3_000
 """The watch looks once more this long before it starts the last save."""
@@ -66,7 +71,7 @@ def signalled(policy: Policy, state: State, event: SignalCame, now_ms: int) -> t
         )
         if is_term:
             notice = _nearer(policy, notice, now_ms)
-    return look(policy, dataclasses.replace(state, notice=notice), f"signal {event.name}", now_ms)
+    return look(policy, replace(state, notice=notice), f"signal {event.name}", now_ms)
 
 
 def _nearer(policy: Policy, notice: Notice, now_ms: int) -> Notice:
@@ -95,7 +100,7 @@ def ahead(policy: Policy, state: State, now_ms: int) -> State:
         looked=True,
         signals=0,
     )
-    return dataclasses.replace(state, notice=notice)
+    return replace(state, notice=notice)
 
 
 def look(policy: Policy, state: State, why: str, now_ms: int) -> tuple[State, tuple[Command, ...]]:
@@ -103,18 +108,21 @@ def look(policy: Policy, state: State, why: str, now_ms: int) -> tuple[State, tu
     if not policy.can_look:
         return state, ()
     if state.looking:
-        return dataclasses.replace(state, look_again=True), ()
-    return dataclasses.replace(state, looking=True, look_again=False, asked_ms=now_ms), (LookUp(why),)
+        # An heir's look that still waits its turn will show what is the case by then.
+        waits = state.asked_ms is not None and now_ms < state.asked_ms + policy.heir * HEIR_MS
+        return (state if waits else replace(state, look_again=True)), ()
+    # Heirs ask one after the other: the controller is not asked by a thousand at once, and the first one's requeue is seen.
+    return replace(state, looking=True, look_again=False, asked_ms=now_ms), (LookUp(why, policy.heir * HEIR_MS),)
 
 
 def looked(policy: Policy, state: State, event: Looked, now_ms: int) -> tuple[State, tuple[Command, ...]]:
     """Take in what a look gave: end time, cause, kill time. `notice` becomes None when no end is in sight after all."""
-    state = dataclasses.replace(state, looking=False)
+    state = replace(state, looking=False)
     again = state.look_again
     match event.view:
         case NoView(definite=definite):
             pause_ms = REFRESH_MS if definite else REVIVE_CHECK_STALE_MS if state.looked_ms is not None else FIRST_RETRY_MS
-            state = dataclasses.replace(state, next_look_ms=now_ms + pause_ms)
+            state = replace(state, next_look_ms=now_ms + pause_ms)
             state = _relook(state, now_ms)
         case JobView() as view:
             state = _seen(policy, state, view, now_ms)
@@ -149,7 +157,7 @@ def _seen(policy: Policy, state: State, view: JobView, now_ms: int) -> State:
     end_at_ms = None
     if view.state == "RUNNING" and view.end_ms is not None:
         end_at_ms = now_ms + view.end_ms - view.looked_ms
-    return dataclasses.replace(
+    return replace(
         state,
         start_restarts=start,
         looked_ms=now_ms,
@@ -177,13 +185,13 @@ def _explained(policy: Policy, state: State, reading: Reading, view: JobView, no
                 deadline_known=True,
                 preempt_ms=view.preempt_ms,
             )
-            return dataclasses.replace(state, notice=notice)
+            return replace(state, notice=notice)
         return state
     may_turn = notice.meaning is Meaning.NOTICE and state.phase.value < Phase.LEAVING.value
     if may_turn and not reading.explained and _far(policy, reading, now_ms):
         if notice.relooks < TURN_RELOOKS:
             return _relook(state, now_ms)  # The first look may be too early; the save is running meanwhile.
-        return dataclasses.replace(state, notice=None)
+        return replace(state, notice=None)
     # A job on its way out explains its own SIGTERM, not an earlier one: a step limit's kill, say, still comes in its time.
     known = notice.deadline_known or (notice.looked and not runs(view))
     kill_at_ms = _kill_at_ms(policy, dataclasses.replace(notice, deadline_known=known), reading, now_ms)
@@ -198,7 +206,7 @@ def _explained(policy: Policy, state: State, reading: Reading, view: JobView, no
         deadline_known=notice.deadline_known or reading.explained,
         preempt_ms=view.preempt_ms if reading.cause is Cause.PREEMPTED and notice.preempt_ms is None else notice.preempt_ms,
     )
-    state = dataclasses.replace(state, notice=notice)
+    state = replace(state, notice=notice)
     # A job that looks cancelled may be one that Slurm is just about to requeue: that too is looked at again. So is a grace that
     # goes on although a further signal came: it may be a scancel that the controller has not written down yet.
     still_grace = reading.cause is Cause.PREEMPTED and runs(view) and notice.signals > 1
@@ -234,7 +242,7 @@ def _relook(state: State, now_ms: int) -> State:
     if notice is None or notice.signals == 0 or notice.relooks >= len(RELOOKS_MS):
         return state
     relook_ms = now_ms + RELOOKS_MS[notice.relooks]
-    return dataclasses.replace(state, notice=dataclasses.replace(notice, relook_ms=relook_ms, relooks=notice.relooks + 1))
+    return replace(state, notice=dataclasses.replace(notice, relook_ms=relook_ms, relooks=notice.relooks + 1))
 
 
 def due(policy: Policy, state: State, now_ms: int) -> tuple[State, tuple[Command, ...]]:
@@ -242,14 +250,14 @@ def due(policy: Policy, state: State, now_ms: int) -> tuple[State, tuple[Command
     notice = state.notice
     if notice is not None:
         if notice.relook_ms is not None and now_ms >= notice.relook_ms:
-            state = dataclasses.replace(state, notice=dataclasses.replace(notice, relook_ms=None))
+            state = replace(state, notice=dataclasses.replace(notice, relook_ms=None))
             return look(policy, state, "the state did not explain the signal", now_ms)
         return state, ()
     if state.looking:
         return state, ()
     when_ms = _next_look_ms(policy, state)
     if when_ms is not None and now_ms >= when_ms:
-        state = dataclasses.replace(state, next_look_ms=now_ms + REFRESH_MS)
+        state = replace(state, next_look_ms=now_ms + REFRESH_MS)
         return look(policy, state, "end time", now_ms)
     return state, ()
 

@@ -69,6 +69,11 @@ class Policy:
     notice_horizon_ms: int = 600_000
     verify_full: bool = True
     restarts: int = 0
+    tasks: int = 1
+    """Supervisors of this step, one for each srun task; this one is task 0's, unless it is an heir."""
+    heir: int = 0
+    """Number of the task whose supervisor has lost the coordinator and decides for itself: it saves nothing, leaves when it has
+    to, and takes over the requeue, this many seconds after the others before it could have. 0: the coordinator."""
     resume_step: int = -1
     """Step resumed from; -1 for none."""
     resume_from: str = ""

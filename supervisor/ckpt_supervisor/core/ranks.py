@@ -5,15 +5,15 @@ Pure. Owns Hello and the bookkeeping of who was heard; knows nothing of rounds.
 
 from __future__ import annotations
 
-import dataclasses
-
 from ckpt_client import wire
 from ckpt_client.wire import FromRank, Who
+from msgspec.structs import replace
 
-from ckpt_supervisor.core.commands import Command, Say
+from ckpt_supervisor.core.commands import Command, to
 from ckpt_supervisor.core.names import step_name
 from ckpt_supervisor.core.policy import Policy
 from ckpt_supervisor.core.state import Rank, State
+from ckpt_supervisor.core.table import Table
 
 NEVER = 1 << 62
 """A step that no run reaches."""
@@ -27,85 +27,100 @@ def hello(policy: Policy, state: State, word: wire.Hello, now_ms: int) -> tuple[
     who = word.who
     problem = _problem(state, word)
     if problem:
-        return state, (Say(who.pid, wire.Refused(problem)),)
+        return state, (to(who, wire.Refused(problem)),)
     if who.generation > state.generation:
-        state = dataclasses.replace(
+        path, resume_step = _newest(policy, state)
+        state = replace(
             state,
             generation=who.generation,
-            ranks=(),
-            seen=(),
+            ranks=Table(),
+            world_size=0,
+            stopped=0,
             alone=False,
             last_n=-1,
-            resume_from=_newest(policy, state)[0],
-            resume_step=_newest(policy, state)[1],
+            resume_from=path,
+            resume_step=resume_step,
         )
-    known = state.rank(who)
-    if known is None:
-        rank = Rank(who, word.world_size, word.sharded, heard_ms=now_ms)
-        others = tuple(other for other in state.ranks if other.who.rank != who.rank)
-        state = dataclasses.replace(
-            state,
-            ranks=tuple(sorted((*others, rank), key=lambda item: item.who.rank)),
-            seen=tuple(sorted({*state.seen, who.rank})),
-            alone=state.alone and who.rank in state.seen,
-        )
+    if state.rank(who) is None:
+        alone = state.alone and state.ranks.get(who.rank) is not None
+        state = replace(state, world_size=max(state.world_size, word.world_size), alone=alone)
+        state = put(state, Rank(who, word.world_size, word.sharded))
     welcome = wire.Welcome(
         version=wire.VERSION,
         newest_round=state.newest_round if state.round is None else state.newest_round - 1,
-        every_steps=policy.every_steps,
+        every_steps=0 if policy.heir else policy.every_steps,
         resume_from=state.resume_from,
         resume_step=state.resume_step,
     )
-    return state, (Say(who.pid, welcome),)
+    return state, (to(who, welcome),)
 
 
 def heard(state: State, word: FromRank, now_ms: int) -> State | None:
-    """Note that this rank was heard; None when the word is from nobody we know (an older generation, a refused process)."""
+    """Note what this rank says of itself; None when the word is from nobody we know (an older generation, a refused process)."""
     rank = state.rank(word.who)
     if rank is None or rank.gone:
         return None
-    rank = dataclasses.replace(rank, heard_ms=now_ms)
     match word:
         case wire.Finished():
-            rank = dataclasses.replace(rank, finished=True, stopped_at=None)
+            return put(state, replace(rank, finished=True, stopped_at=None))
         case wire.Failed(round=wire.NO_ROUND):
-            rank = dataclasses.replace(rank, finished=False)
+            return put(state, replace(rank, finished=False))
         case wire.Left():
-            rank = dataclasses.replace(rank, left=True, stopped_at=None)
+            return put(state, replace(rank, left=True, stopped_at=None))
         case wire.Arrived(round=wire.NO_ROUND, at=at):
             if rank.stopped_at != at and at.n > state.last_n:
-                rank = dataclasses.replace(rank, stopped_at=at, stopped_ms=now_ms)
+                return put(state, replace(rank, stopped_at=at, stopped_ms=now_ms))
         case wire.Hello() | wire.Ack() | wire.Arrived() | wire.Saving() | wire.Saved() | wire.Failed():
             pass
-    return put(state, rank)
-
-
-def gone(state: State, pid: int) -> State:
-    """Mark the rank of this process as gone."""
-    for rank in state.ranks:
-        if rank.who.pid == pid and not rank.gone:
-            return put(state, dataclasses.replace(rank, gone=True, stopped_at=None))
     return state
+
+
+def gone(state: State, who: Who) -> State:
+    """Mark this rank as gone: its process has ended."""
+    rank = state.rank(who)
+    return state if rank is None or rank.gone else put(state, replace(rank, gone=True, stopped_at=None))
 
 
 def all_gone(state: State) -> State:
     """The state after the command's end, when it is started again: no rank is left, also none whose process is not ours to watch,
     and the next ones may begin before the last step that was agreed on, where their own stops are no echoes."""
-    left = tuple(dataclasses.replace(rank, gone=True, stopped_at=None) for rank in state.ranks)
-    return dataclasses.replace(state, ranks=left, last_n=-1)
+    for rank in state.ranks:
+        state = put(state, replace(rank, gone=True, stopped_at=None))
+    return replace(state, last_n=-1)
 
 
 def put(state: State, rank: Rank) -> State:
-    """The state with this rank's entry replaced."""
-    return dataclasses.replace(state, ranks=tuple(rank if other.who == rank.who else other for other in state.ranks))
+    """The state with this rank's entry added or replaced."""
+    before = state.ranks.get(rank.who.rank)
+    was, stops = before is not None and before.stopped_at is not None, rank.stopped_at is not None
+    stopped_ms = state.stopped_ms
+    if stops:
+        stopped_ms = min(stopped_ms, rank.stopped_ms) if state.stopped else rank.stopped_ms
+    return replace(
+        state,
+        ranks=state.ranks.put(rank.who.rank, rank),
+        stopped=state.stopped + stops - was,
+        stopped_ms=stopped_ms,
+    )
 
 
 def no_longer_stopped(state: State, up_to: int = NEVER) -> State:
     """The state in which no rank waits at a stop of its own, at this step or before it."""
-    over = [rank for rank in state.ranks if rank.stopped_at is not None and rank.stopped_at.n <= up_to]
-    for rank in over:
-        state = put(state, dataclasses.replace(rank, stopped_at=None))
+    if not state.stopped:
+        return state
+    for rank in state.ranks:
+        if rank.stopped_at is not None and rank.stopped_at.n <= up_to:
+            state = put(state, replace(rank, stopped_at=None))
     return state
+
+
+def stopped_since(state: State, since_ms: int) -> tuple[State, tuple[Rank, ...]]:
+    """Who has stopped by itself at this instant or before; the state is without those stops."""
+    over = tuple(rank for rank in state.live if rank.stopped_at is not None and rank.stopped_ms <= since_ms)
+    for rank in over:
+        state = put(state, replace(rank, stopped_at=None))
+    left_ms = [rank.stopped_ms for rank in state.ranks if rank.stopped_at is not None]
+    return replace(state, stopped_ms=min(left_ms, default=0)), over
 
 
 def _problem(state: State, word: wire.Hello) -> str:
@@ -116,10 +131,9 @@ def _problem(state: State, word: wire.Hello) -> str:
         return f"is of generation {who.generation}, and generation {state.generation} has begun"
     if len(state.ranks) >= RANKS_MAX:
         return f"there are {RANKS_MAX} ranks already"
-    if who.generation == state.generation:
-        for other in state.ranks:
-            if other.who.rank == who.rank and other.who != who and other.live:
-                return f"rank {who.rank} is taken by the live process {other.who.pid}; a second one is not supervised"
+    other = state.ranks.get(who.rank) if who.generation == state.generation else None
+    if other is not None and other.who != who and other.live:
+        return f"rank {who.rank} is taken by the live process {other.who.pid}; a second one is not supervised"
     return ""
 
 
@@ -132,4 +146,5 @@ def _newest(policy: Policy, state: State) -> tuple[str, int]:
 
 def describe_who(who: Who) -> str:
     """A rank's name for people."""
-    return f"rank {who.rank} (pid {who.pid})"
+    where = f"task {who.task}, " if who.task else ""
+    return f"rank {who.rank} ({where}pid {who.pid})"

@@ -6,17 +6,18 @@ it hands `Done` or `GivenUp` back to the machine. T is fixed once per round; a w
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Literal
 
 from ckpt_client import wire
 from ckpt_client.wire import Position, Who
+from msgspec.structs import replace
 
 from ckpt_supervisor.core import ranks
-from ckpt_supervisor.core.commands import Command, Say
+from ckpt_supervisor.core.commands import Command, Share, to
 from ckpt_supervisor.core.names import partial_name
 from ckpt_supervisor.core.policy import Policy
-from ckpt_supervisor.core.state import Kind, Member, Phase, Rank, Round, Stage, State
+from ckpt_supervisor.core.state import Kind, Member, Phase, Round, Stage, State
+from ckpt_supervisor.core.table import Table
 
 RESEND_MS = 1_000
 """A word that has not been answered is said again this often."""
@@ -40,9 +41,9 @@ def begin(
     policy: Policy, state: State, kind: Kind, now_ms: int, save_by_ms: int, at: Position | None = None
 ) -> tuple[State, Commands]:
     """Start a round of all live ranks; `at` is given when ranks have stopped by themselves (rule 12)."""
-    members = tuple(Member(rank.who) for rank in state.live)
+    members = [Member(rank.who, heard_ms=now_ms) for rank in state.live]
     number = state.newest_round + 1
-    state = dataclasses.replace(
+    state = replace(
         state,
         phase=Phase.AGREEING,
         newest_round=number,
@@ -50,7 +51,8 @@ def begin(
             number=number,
             kind=kind,
             began_ms=now_ms,
-            members=members,
+            members=Table.of((member.who.rank, member) for member in members),
+            requested=len(members),
             save_by_ms=save_by_ms,
             said_ms=now_ms,
             # A rank that has left its loop does not come back: then there is nobody to wait for (rule 9).
@@ -60,7 +62,8 @@ def begin(
     )
     commands: Commands = ()
     if at is None:
-        commands = tuple(Say(member.who.pid, wire.Prepare(number)) for member in members)
+        prepare = wire.Prepare(number)
+        commands = tuple(to(member.who, prepare) for member in members)
     state, more = _complete(policy, state, now_ms)
     return state, commands + more
 
@@ -70,15 +73,21 @@ def join(policy: Policy, state: State, who: Who, now_ms: int) -> tuple[State, Co
     current = state.round
     if current is None or state.phase is not Phase.AGREEING or current.member(who) is not None:
         return state, ()
-    members = tuple(sorted((*current.members, Member(who)), key=lambda member: member.who.rank))
     # All were here, and it comes on top: the world was larger than it was said to be. Without it the round would not be whole.
     missing_by_ms = now_ms + MISSING_MS if current.missing_by_ms is None else current.missing_by_ms
-    state = dataclasses.replace(state, round=dataclasses.replace(current, members=members, missing_by_ms=missing_by_ms))
+    state = _put(replace(state, round=replace(current, missing_by_ms=missing_by_ms)), Member(who, heard_ms=now_ms))
     commands: Commands = ()
     if current.at is None:
-        commands = (Say(who.pid, wire.Prepare(current.number)),)
+        commands = (to(who, wire.Prepare(current.number)),)
     state, more = _complete(policy, state, now_ms)
     return state, commands + more
+
+
+def heard(state: State, who: Who, now_ms: int) -> State:
+    """Note that a member was heard."""
+    current = state.round
+    member = current.member(who) if current else None
+    return state if member is None else _put(state, replace(member, heard_ms=now_ms))
 
 
 def acked(policy: Policy, state: State, word: wire.Ack, now_ms: int) -> tuple[State, Commands]:
@@ -88,9 +97,11 @@ def acked(policy: Policy, state: State, word: wire.Ack, now_ms: int) -> tuple[St
     if current is None or member is None or word.round != current.number or state.phase is not Phase.AGREEING:
         return state, ()
     entered = max(member.entered or word.entered, word.entered)
-    state = _put(state, dataclasses.replace(member, stage=Stage.AGREED, entered=entered))
+    state = _put(state, replace(member, stage=Stage.AGREED, entered=entered))
+    assert state.round is not None
+    state = replace(state, round=replace(state.round, top=max(current.top or entered, entered)))
     state, more = _complete(policy, state, now_ms)
-    return state, (Say(word.who.pid, wire.Wait(current.number)), *more) if not more else more
+    return state, (to(word.who, wire.Wait(current.number)), *more) if not more else more
 
 
 def on_its_way(state: State, word: wire.Ack, now_ms: int) -> tuple[State, str]:
@@ -106,7 +117,7 @@ def on_its_way(state: State, word: wire.Ack, now_ms: int) -> tuple[State, str]:
     if member.stage not in (Stage.REQUESTED, Stage.AGREED):
         return state, ""
     if member.passed_ms is None:
-        return _put(state, dataclasses.replace(member, passed_ms=now_ms)), ""
+        return _put(state, replace(member, passed_ms=now_ms)), ""
     if now_ms - member.passed_ms < PASSED_MS:
         return state, ""
     return state, f"{ranks.describe_who(word.who)} is on its way to {tuple(word.entered)}, beyond the agreed {tuple(current.at)}"
@@ -130,23 +141,18 @@ def arrived(policy: Policy, state: State, word: wire.Arrived, now_ms: int) -> tu
     if word.at != current.at:
         return state, (), f"{ranks.describe_who(word.who)} stands at {tuple(word.at)}, agreed was {tuple(current.at)}"
     if current.go:
-        return state, (Say(word.who.pid, _go_word(current)),), ""
+        return state, (to(word.who, _go_word(current)),), ""
     if member.stage in (Stage.REQUESTED, Stage.AGREED):
-        state = _put(state, dataclasses.replace(member, stage=Stage.ARRIVED))
+        state = _put(state, replace(member, stage=Stage.ARRIVED))
     if all_arrived(state):
         return state, (), ""
-    return state, (Say(word.who.pid, wire.Wait(current.number)),), ""
+    return state, (to(word.who, wire.Wait(current.number)),), ""
 
 
 def all_arrived(state: State) -> bool:
     """Whether every member stands at T and waits for Go."""
     current = state.round
-    return (
-        current is not None
-        and state.phase is Phase.SAVING
-        and not current.go
-        and all(member.stage is Stage.ARRIVED for member in current.members)
-    )
+    return current is not None and state.phase is Phase.SAVING and not current.go and current.arrived == len(current.members)
 
 
 def go(state: State, now_ms: int) -> tuple[State, Commands]:
@@ -154,8 +160,9 @@ def go(state: State, now_ms: int) -> tuple[State, Commands]:
     current = state.round
     if current is None:
         return state, ()
-    state = dataclasses.replace(state, round=dataclasses.replace(current, go=True, go_ms=now_ms, said_ms=now_ms))
-    return state, tuple(Say(member.who.pid, _go_word(current)) for member in current.members)
+    state = replace(state, round=replace(current, go=True, go_ms=now_ms, said_ms=now_ms))
+    word = _go_word(current)
+    return state, tuple(to(member.who, word) for member in current.members)
 
 
 def saving(state: State, word: wire.Saving) -> State:
@@ -164,7 +171,7 @@ def saving(state: State, word: wire.Saving) -> State:
     member = current.member(word.who) if current else None
     if current is None or member is None or word.round != current.number or member.stage is not Stage.ARRIVED:
         return state
-    return _put(state, dataclasses.replace(member, stage=Stage.SAVING))
+    return _put(state, replace(member, stage=Stage.SAVING))
 
 
 def saved(state: State, word: wire.Saved) -> tuple[State, str]:
@@ -178,21 +185,25 @@ def saved(state: State, word: wire.Saved) -> tuple[State, str]:
     if word.n != current.at.n:
         return state, f"{ranks.describe_who(word.who)} saved step {word.n}, agreed was step {current.at.n}"
     if member.stage is not Stage.WRITTEN:
-        state = _put(state, dataclasses.replace(member, stage=Stage.WRITTEN, saved=word))
+        state = _put(state, replace(member, stage=Stage.WRITTEN, saved=word))
     return state, ""
 
 
 def all_written(state: State) -> bool:
     """Whether every member's save is over."""
     current = state.round
-    return (
-        current is not None and state.phase is Phase.SAVING and all(member.stage is Stage.WRITTEN for member in current.members)
-    )
+    return current is not None and state.phase is Phase.SAVING and current.written == len(current.members)
 
 
-def files(current: Round) -> tuple[tuple[int, wire.SavedFile], ...]:
-    """What the members reported, by rank."""
-    return tuple((member.who.rank, file) for member in current.members if member.saved is not None for file in member.saved.files)
+def shares(current: Round) -> tuple[Share, ...]:
+    """What the members reported, by task and rank."""
+    found: dict[int, tuple[list[int], list[tuple[int, wire.SavedFile]]]] = {}
+    for member in current.members:
+        if member.saved is not None:
+            pids, files = found.setdefault(member.who.task, ([], []))
+            pids.append(member.who.pid)
+            files += [(member.who.rank, file) for file in member.saved.files]
+    return tuple(Share(task, tuple(pids), tuple(files)) for task, (pids, files) in sorted(found.items()))
 
 
 def partial_path(policy: Policy, current: Round) -> str:
@@ -207,7 +218,7 @@ def convert(policy: Policy, state: State, kind: Kind, save_by_ms: int, now_ms: i
     current = state.round
     if current is None or current.go:
         return state, ()
-    state = dataclasses.replace(state, round=dataclasses.replace(current, kind=kind, save_by_ms=save_by_ms))
+    state = replace(state, round=replace(current, kind=kind, save_by_ms=save_by_ms))
     if state.phase is Phase.SAVING:
         return _save_at(policy, state, now_ms)
     return state, ()
@@ -219,7 +230,7 @@ def lost(state: State, who: Who, stage: Stage, reason: str) -> State:
     member = current.member(who) if current else None
     if member is None:
         return state
-    return _put(state, dataclasses.replace(member, stage=stage, reason=reason))
+    return _put(state, replace(member, stage=stage, reason=reason))
 
 
 def tick(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands, str]:
@@ -233,8 +244,8 @@ def tick(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands, st
         if problem or state.round is None:
             return state, commands, problem
         current = state.round  # What else is overdue after a long sleep is seen to now, not at a deadline in the past.
-    waiting = [member for member in current.members if _is_waited_for(state, member)]
     if now_ms >= current.save_by_ms:
+        waiting = _waiting(state)
         for member in waiting:
             state = lost(state, member.who, Stage.LATE, "not ready when the time for the save was over")
         return (
@@ -242,19 +253,16 @@ def tick(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands, st
             (),
             f"the time for the save is over: {now_ms - current.began_ms} ms after the request, {_names(waiting)}",
         )
-    mute = [
-        member
-        for member in current.members
-        if _is_heard_again(state, member) and now_ms - _heard_ms(state, member) >= _mute_ms(member)
-    ]
+    if now_ms < current.said_ms + RESEND_MS:
+        return state, commands, ""
+    mute = [m for m in current.members if _is_heard_again(state, m) and now_ms - _heard_ms(current, m) >= _mute_ms(m)]
     if mute:
         for member in mute:
             state = lost(state, member.who, Stage.LATE, f"not heard for {_mute_ms(member)} ms")
         return state, (), f"not heard for {_mute_ms(mute[0])} ms: {_names(mute)}"
-    if now_ms >= current.said_ms + RESEND_MS:
-        commands += tuple(Say(member.who.pid, _last_word(policy, state, member, now_ms)) for member in waiting)
-        return dataclasses.replace(state, round=dataclasses.replace(current, said_ms=now_ms)), commands, ""
-    return state, commands, ""
+    word = _last_word(policy, state, now_ms)
+    commands += tuple(to(member.who, word) for member in _waiting(state))
+    return replace(state, round=replace(current, said_ms=now_ms)), commands, ""
 
 
 def next_deadline(state: State) -> int | None:
@@ -265,7 +273,6 @@ def next_deadline(state: State) -> int | None:
     times = [current.save_by_ms, current.said_ms + RESEND_MS]
     if current.missing_by_ms is not None:
         times.append(current.missing_by_ms)
-    times += [_heard_ms(state, m) + _mute_ms(m) for m in current.members if _is_heard_again(state, m)]
     return min(times)
 
 
@@ -274,7 +281,8 @@ def abort(state: State, reason: str) -> Commands:
     current = state.round
     if current is None:
         return ()
-    return tuple(Say(rank.who.pid, wire.Abort(current.number, reason[: wire.REASON_CHARS_MAX])) for rank in state.live)
+    word = wire.Abort(current.number, reason[: wire.REASON_CHARS_MAX])
+    return tuple(to(rank.who, word) for rank in state.live)
 
 
 def _complete(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands]:
@@ -282,34 +290,33 @@ def _complete(policy: Policy, state: State, now_ms: int) -> tuple[State, Command
     current = state.round
     if current is None or state.phase is not Phase.AGREEING:
         return state, ()
-    whole = {member.who.rank for member in current.members} == set(range(state.world_size))
+    whole = len(current.members) == state.world_size  # Each has a number of its own, below the world size.
     alone = state.alone and _alone_may_save(state, current)
     if current.missing_by_ms is not None and (whole or alone):
-        current = dataclasses.replace(current, missing_by_ms=None)
-        state = dataclasses.replace(state, round=current)
-    if current.missing_by_ms is not None or not current.members:
+        current = replace(current, missing_by_ms=None)
+        state = replace(state, round=current)
+    if current.missing_by_ms is not None or not len(current.members):
         return state, ()
     if current.at is None:
-        entered = [member.entered for member in current.members if member.entered is not None]
-        if len(entered) < len(current.members):
+        if current.requested:
             return state, ()
-        current = dataclasses.replace(current, at=max(entered))
+        current = replace(current, at=current.top)
     assert current.at is not None
-    fixed = dataclasses.replace(current, world_size=state.world_size)
-    state = dataclasses.replace(state, phase=Phase.SAVING, round=fixed, last_n=current.at.n)
+    fixed = replace(current, world_size=state.world_size)
+    state = replace(state, phase=Phase.SAVING, round=fixed, last_n=current.at.n)
     return _save_at(policy, state, now_ms)
 
 
 def _alone_may_save(state: State, current: Round) -> bool:
     """Rule 10: rank 0 alone, if no other rank has attached in this attempt and its state is not sharded."""
-    return state.seen == (0,) and len(current.members) == 1 and not any(rank.sharded for rank in state.ranks)
+    return len(state.ranks) == len(current.members) == 1 and not any(rank.sharded or rank.who.rank for rank in state.ranks)
 
 
 def _missing_is_over(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands, str]:
     current = state.round
     assert current is not None
     if _alone_may_save(state, current):
-        state = dataclasses.replace(state, alone=True, round=dataclasses.replace(current, missing_by_ms=None))
+        state = replace(state, alone=True, round=replace(current, missing_by_ms=None))
         state, commands = _complete(policy, state, now_ms)
         return state, commands, ""
     here = {member.who.rank for member in current.members}
@@ -321,16 +328,13 @@ def _missing_is_over(policy: Policy, state: State, now_ms: int) -> tuple[State, 
 def _save_at(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands]:
     current = state.round
     assert current is not None
-    state = dataclasses.replace(state, round=dataclasses.replace(current, said_ms=now_ms))
-    return state, tuple(
-        Say(member.who.pid, _last_word(policy, state, member, now_ms))
-        for member in current.members
-        if _is_waited_for(state, member)
-    )
+    state = replace(state, round=replace(current, said_ms=now_ms))
+    word = _last_word(policy, state, now_ms)  # One for all: it is encoded once.
+    return state, tuple(to(member.who, word) for member in _waiting(state))
 
 
-def _last_word(policy: Policy, state: State, member: Member, now_ms: int) -> wire.ToRank:
-    """What this member was told last."""
+def _last_word(policy: Policy, state: State, now_ms: int) -> wire.ToRank:
+    """What those that are waited for were told last."""
     current = state.round
     assert current is not None
     if state.phase is Phase.AGREEING and current.at is not None:
@@ -356,6 +360,12 @@ def _then(current: Round) -> Literal["leave", "go_on"]:
     return "leave" if current.kind is Kind.LEAVE else "go_on"
 
 
+def _waiting(state: State) -> list[Member]:
+    current = state.round
+    assert current is not None
+    return [member for member in current.members if _is_waited_for(state, member)]
+
+
 def _is_waited_for(state: State, member: Member) -> bool:
     """Whether this member's word is what the round waits for now."""
     current = state.round
@@ -377,11 +387,8 @@ def _is_heard_again(state: State, member: Member) -> bool:
     return stands or _is_waited_for(state, member)
 
 
-def _heard_ms(state: State, member: Member) -> int:
-    current = state.round
-    rank = state.rank(member.who)
-    assert current is not None
-    return max(current.began_ms, current.go_ms, rank.heard_ms if isinstance(rank, Rank) else 0)
+def _heard_ms(current: Round, member: Member) -> int:
+    return max(current.began_ms, current.go_ms, member.heard_ms)
 
 
 def _mute_ms(member: Member) -> int:
@@ -394,7 +401,19 @@ def _names(members: list[Member]) -> str:
 
 
 def _put(state: State, member: Member) -> State:
+    """The state with this member's part added or replaced, and the counts that go with it."""
     current = state.round
     assert current is not None
-    members = tuple(member if other.who == member.who else other for other in current.members)
-    return dataclasses.replace(state, round=dataclasses.replace(current, members=members))
+    old = current.members.get(member.who.rank)
+    before, after = None if old is None else old.stage, member.stage
+    members = current.members.put(member.who.rank, member)
+    if before is after:
+        return replace(state, round=replace(current, members=members))
+    current = replace(
+        current,
+        members=members,
+        requested=current.requested + (after is Stage.REQUESTED) - (before is Stage.REQUESTED),
+        arrived=current.arrived + (after is Stage.ARRIVED) - (before is Stage.ARRIVED),
+        written=current.written + (after is Stage.WRITTEN) - (before is Stage.WRITTEN),
+    )
+    return replace(state, round=current)

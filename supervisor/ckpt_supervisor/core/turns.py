@@ -6,12 +6,12 @@ events beyond the loss of a member: a way is the same whoever takes it.
 
 from __future__ import annotations
 
-import dataclasses
-
 from ckpt_client import wire
+from msgspec.structs import replace
 
-from ckpt_supervisor.core import leaving, ranks, rounds
-from ckpt_supervisor.core.commands import Command, DropPartial, Prune, StartCommand, Verify
+from ckpt_supervisor.core import leaving, ranks, rounds, tasks
+from ckpt_supervisor.core.between import Report
+from ckpt_supervisor.core.commands import CheckAgain, Command, DropPartial, Prune, StartCommand, Verify
 from ckpt_supervisor.core.events import (
     CommandExited,
     Committed,
@@ -22,6 +22,7 @@ from ckpt_supervisor.core.events import (
     RankGone,
     RequeueReturned,
     SignalCame,
+    TaskCut,
     Tick,
     Verified,
 )
@@ -33,6 +34,9 @@ TRIES_MAX = 2
 
 INTERRUPTS_MAX = 2
 """Without Slurm the second ctrl-C ends at once."""
+
+WRITE_MS = 10_000
+"""When one rank's failure ends training, the others' running saves get this long."""
 
 LOOK_MS = 2_000
 """The look that tells a notice from a rehearsal is waited for this long, where it decides whether training goes on."""
@@ -52,6 +56,9 @@ def begin(policy: Policy, state: State, kind: Kind, now_ms: int) -> Result:
     """Ask all ranks to save, if there is anybody to ask."""
     if kind is Kind.LEAVE:
         assert state.notice is not None
+        if policy.heir and state.code is None:
+            reason = "" if state.inherited_fresh else "the coordinator, task 0's supervisor, was lost"
+            return leaving.leave(policy, state, state.inherited_fresh, reason, now_ms)
         if state.code is not None:
             return command_over(policy, state, now_ms)
         if not state.live:
@@ -63,7 +70,7 @@ def begin(policy: Policy, state: State, kind: Kind, now_ms: int) -> Result:
             # A round that could only be given up at once would hide why the one before it was.
             return leaving.leave(policy, state, False, _no_time(state), now_ms)
         return rounds.begin(policy, state, kind, now_ms, state.notice.budget.save_by_ms)
-    if not state.live or state.code is not None:
+    if not state.live or state.code is not None or policy.heir:
         return state, ()
     return rounds.begin(policy, state, kind, now_ms, now_ms + policy.save_timeout_ms)
 
@@ -87,23 +94,23 @@ def turn(policy: Policy, state: State, now_ms: int) -> Result:
         save_by_ms = now_ms + policy.save_timeout_ms
         if state.phase in (Phase.AGREEING, Phase.SAVING) and not current.go:
             return rounds.convert(policy, state, Kind.SAVE, save_by_ms, now_ms)
-        return dataclasses.replace(
+        return replace(
             state,
-            round=dataclasses.replace(current, kind=Kind.SAVE, save_by_ms=save_by_ms, verify_by_ms=now_ms + VERIFY_MS),
+            round=replace(current, kind=Kind.SAVE, save_by_ms=save_by_ms, verify_by_ms=now_ms + VERIFY_MS),
         ), ()
     if notice.interrupts >= INTERRUPTS_MAX and not policy.slurm:
         return end_at_once(policy, state, now_ms)
     if current.kind is Kind.LEAVE:
-        return dataclasses.replace(
+        return replace(
             state,
-            round=dataclasses.replace(current, save_by_ms=notice.budget.save_by_ms, verify_by_ms=notice.budget.verify_by_ms),
+            round=replace(current, save_by_ms=notice.budget.save_by_ms, verify_by_ms=notice.budget.verify_by_ms),
         ), ()
     if state.phase in (Phase.AGREEING, Phase.SAVING) and not current.go:
         return rounds.convert(policy, state, Kind.LEAVE, notice.budget.save_by_ms, now_ms)
     # After Go the round is finished; it must be over in time for the way out.
-    return dataclasses.replace(
+    return replace(
         state,
-        round=dataclasses.replace(
+        round=replace(
             current,
             save_by_ms=min(current.save_by_ms, notice.budget.save_by_ms),
             verify_by_ms=min(current.verify_by_ms or notice.budget.verify_by_ms, notice.budget.verify_by_ms),
@@ -125,8 +132,8 @@ def all_here(policy: Policy, state: State, now_ms: int) -> Result:
     current = state.round
     assert current is not None and current.at is not None
     if current.at.n == state.committed_step:
-        current = dataclasses.replace(current, committed=True, verify_by_ms=now_ms + LOOK_MS)
-        return saved_all(policy, dataclasses.replace(state, phase=Phase.COMMITTING, round=current), now_ms)
+        current = replace(current, committed=True, verify_by_ms=now_ms + LOOK_MS)
+        return saved_all(policy, replace(state, phase=Phase.COMMITTING, round=current), now_ms)
     return rounds.go(state, now_ms)
 
 
@@ -136,14 +143,22 @@ def verify(policy: Policy, state: State, now_ms: int) -> Result:
     assert current is not None
     longest_ms = max((member.saved.save_ms for member in current.members if member.saved is not None), default=0)
     verify_by_ms = now_ms + VERIFY_MS if state.notice is None else state.notice.budget.verify_by_ms
-    size_bytes = sum(file.size_bytes for _, file in rounds.files(current))
+    shares = rounds.shares(current)
+    # Each task reads what its own ranks wrote, all of them at once.
+    size_bytes = max((sum(file.size_bytes for _, file in share.files) for share in shares), default=0)
     in_time = state.notice is None or now_ms + size_bytes // VERIFY_BYTES_PER_MS <= verify_by_ms
     full = policy.verify_full and in_time
-    state = dataclasses.replace(
+    state = replace(
         state,
         phase=Phase.VERIFYING,
         longest_save_ms=max(state.longest_save_ms, longest_ms),
-        round=dataclasses.replace(current, verify_by_ms=max(verify_by_ms, now_ms)),
+        round=replace(
+            current,
+            verify_by_ms=max(verify_by_ms, now_ms),
+            full=full,
+            said_ms=now_ms,
+            unverified=frozenset({0, *(share.task for share in shares)}),
+        ),
     )
     if current.at is not None:
         state = ranks.no_longer_stopped(state, current.at.n)  # Stops of this round; a rank may stand at its next one already.
@@ -151,10 +166,31 @@ def verify(policy: Policy, state: State, now_ms: int) -> Result:
         Verify(
             round=current.number,
             partial=rounds.partial_path(policy, current),
-            files=rounds.files(current),
+            files=next((share.files for share in shares if share.task == 0), ()),
             full=full,
+            shares=tuple(share for share in shares if share.task),
         ),
     )
+
+
+def check_again(policy: Policy, state: State, now_ms: int) -> Result:
+    """Tasks that have not told what they found are asked again."""
+    current = state.round
+    assert current is not None
+    again_ms = check_again_ms(state)
+    if again_ms is None or now_ms < again_ms:
+        return state, ()
+    shares = tuple(share for share in rounds.shares(current) if share.task and share.task in current.unverified)
+    state = replace(state, round=replace(current, said_ms=now_ms))
+    return state, (CheckAgain(current.number, rounds.partial_path(policy, current), current.full, shares),)
+
+
+def check_again_ms(state: State) -> int | None:
+    """When other tasks are asked again what they have found; None when none is waited for."""
+    current = state.round
+    if current is None or state.phase is not Phase.VERIFYING or not current.unverified - {0}:
+        return None
+    return current.said_ms + rounds.RESEND_MS
 
 
 def saved_all(policy: Policy, state: State, now_ms: int) -> Result:
@@ -168,7 +204,7 @@ def saved_all(policy: Policy, state: State, now_ms: int) -> Result:
     commands = rounds.abort(state, "committed, go on")
     if not current.go:
         state = ranks.no_longer_stopped(state)  # Nothing was written: the ranks still stand at this round's own stop.
-    state = dataclasses.replace(state, phase=Phase.RUNNING, round=None, next_save_ms=next_save_ms(policy, now_ms))
+    state = replace(state, phase=Phase.RUNNING, round=None, next_save_ms=next_save_ms(policy, now_ms))
     state, more = back(policy, state, now_ms, committed=True)
     return state, (*commands, Prune(), *more)
 
@@ -183,7 +219,7 @@ def _may_turn(state: State) -> bool:
 
 def waits_until_ms(state: State) -> int | None:
     """Until when a notice in RUNNING waits for its look; None when it waits for nothing."""
-    if state.notice is None:
+    if state.notice is None or state.writing:
         return None
     return state.notice.first_ms + LOOK_MS if _may_turn(state) else state.notice.first_ms
 
@@ -203,7 +239,12 @@ def give_up(policy: Policy, state: State, reason: str, now_ms: int, again: bool 
     if state.phase in (Phase.AGREEING, Phase.SAVING):
         state = ranks.no_longer_stopped(state)  # Abort releases those stops too; later ones belong to the next round.
     committing = state.phase is Phase.COMMITTING
-    state = dataclasses.replace(
+    if state.code is not None and state.phase is Phase.SAVING and state.notice is None:
+        # What a rank writes may be a file of its own, where it always was: another one's failure must not cut it in half.
+        at_it = (Stage.ARRIVED, Stage.SAVING) if current.go else ()
+        writing = frozenset(member.who for member in current.members if member.stage in at_it)
+        state = replace(state, writing=writing, write_by_ms=now_ms + WRITE_MS)
+    state = replace(
         state,
         round=None,
         given_up=GivenUp(current, reason),
@@ -217,7 +258,7 @@ def give_up(policy: Policy, state: State, reason: str, now_ms: int, again: bool 
         if again and not committing and _may_try_again(state, current.tries, current.began_ms, now_ms):
             state, more = begin(policy, state, Kind.LEAVE, now_ms)
             if state.round is not None:
-                state = dataclasses.replace(state, round=dataclasses.replace(state.round, tries=current.tries + 1))
+                state = replace(state, round=replace(state.round, tries=current.tries + 1))
             return state, commands + more
         wait_ms = waits_until_ms(state)
         if again and wait_ms is not None and now_ms < wait_ms:
@@ -256,24 +297,32 @@ def loss(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
                 return state, ()
             return _lost(policy, state, who, Stage.FAILED, reason, now_ms)
         case wire.Finished(who=who) | wire.Left(who=who):
-            if current.member(who) is None:
+            member = current.member(who)
+            if member is None or member.stage is Stage.WRITTEN:
                 return state, ()
             return _lost(policy, state, who, Stage.FINISHED, "left its training loop", now_ms)
-        case RankGone(pid=pid, how=how):
+        case RankGone(who=who, how=how):
+            member = current.member(who)
+            if member is None or member.stage is Stage.WRITTEN:
+                return state, ()
+            return _lost(policy, state, who, Stage.GONE, how, now_ms)
+        case CommandExited(code=code, task=task):
+            where = f" of task {task}" if policy.tasks > 1 else ""
+            how = f"the command{where} ended with status {code}"
             for member in current.members:
-                if member.who.pid == pid and member.stage is not Stage.WRITTEN:
-                    return _lost(policy, state, member.who, Stage.GONE, how, now_ms)
-            return state, ()
-        case CommandExited(code=code):
-            for member in current.members:
-                state = rounds.lost(state, member.who, Stage.GONE, f"the command ended with status {code}")
-            return give_up(policy, state, f"the command ended with status {code} before the save was over", now_ms)
+                if member.who.task == task and member.stage is not Stage.WRITTEN:
+                    state = rounds.lost(state, member.who, Stage.GONE, how)
+            if state.round == current and state.code is None:
+                return state, ()  # None of its ranks is waited for, and the others train on.
+            return give_up(policy, state, f"{how} before the save was over", now_ms)
         case (
             wire.Hello()
             | wire.Ack()
             | wire.Arrived()
             | wire.Saving()
             | wire.Saved()
+            | Report()
+            | TaskCut()
             | SignalCame()
             | Looked()
             | Verified()
@@ -294,14 +343,33 @@ def command_over(policy: Policy, state: State, now_ms: int) -> Result:
     """The command has ended and no round is running."""
     code = state.code
     assert code is not None
+    if state.writing:
+        return state, ()
     if state.notice is not None and not (code == 0 and not state.ranks):
         ended = leaving.own_end(policy, state, code)
         return ended or leaving.leave(policy, state, False, f"the command ended with status {code} before it could save", now_ms)
-    if code != 0 and state.restarts < policy.restarts:
+    if code != 0 and state.restarts < policy.restarts and not any(task.gone for task in state.tasks):
         restart = state.restarts + 1
-        state = dataclasses.replace(state, code=None, restarts=restart, round=None, next_save_ms=next_save_ms(policy, now_ms))
+        state = tasks.started_again(state)
+        state = replace(state, restarts=restart, started=False, round=None, next_save_ms=next_save_ms(policy, now_ms))
         return ranks.all_gone(state), (StartCommand(restart),)
     return leaving.done(state, code, "training ended by itself" if code == 0 else f"training failed by itself with status {code}")
+
+
+def write_by_ms(state: State) -> int | None:
+    """Until when saves that another rank's failure must not cut short are waited for; with a notice they must be over in its
+    time."""
+    if not state.writing:
+        return None
+    return state.write_by_ms if state.notice is None else min(state.write_by_ms, state.notice.budget.save_by_ms)
+
+
+def written(policy: Policy, state: State, who: wire.Who, now_ms: int) -> Result:
+    """One of the ranks whose writes were not to be cut short by another one's failure is done with it."""
+    if who not in state.writing:
+        return state, ()
+    state = replace(state, writing=state.writing - {who})
+    return command_over(policy, state, now_ms) if state.code is not None else (state, ())
 
 
 def _nobody(state: State) -> str:

@@ -32,7 +32,7 @@ from ckpt_supervisor.store.commit import (
     point_latest,
     promote,
 )
-from ckpt_supervisor.store.durable import free_bytes
+from ckpt_supervisor.store.durable import free_bytes, sync_file
 from ckpt_supervisor.store.fence import HeldByOther, Holder, check_epoch, is_alive, read_holder, take_epoch
 from ckpt_supervisor.store.layout import (
     ATTEMPT,
@@ -113,6 +113,7 @@ __all__ = [
     "scan",
     "step_name",
     "sweep",
+    "sync_file",
     "take_epoch",
     "to_prune",
     "trash_name",

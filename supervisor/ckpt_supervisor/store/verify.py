@@ -77,21 +77,33 @@ def check_files(
     threads: int = 2,
     progress: Progress | None = None,
     stop: Stop | None = None,
+    elsewhere: Iterable[Expected] = (),
+    share: bool = False,
 ) -> tuple[Report, tuple[FileEntry, ...]]:
     """Check a directory that is about to be committed. The entries are its manifest's; none unless it is intact.
 
     Files that no rank reported belong to the checkpoint too (rank None). In mode structure the digests are the ranks'
-    own.
+    own. `elsewhere`: what other nodes read; only names and sizes of it are looked at here, and it makes no entries.
+    `share`: this is such another node; what is not expected here is somebody else's.
     """
     wanted = tuple(expected)
+    others = tuple(elsewhere)
     passing = _Pass(Path(directory), mode, threads, progress, stop, Patience(stop))
-    findings = _claims_problems(wanted)
+    findings = _claims_problems((*wanted, *others))
     tree, problem = _survey(passing.directory, passing.patience)
-    if tree is not None and not findings:
-        reported = {want.path for want in wanted}
+    if tree is not None and not findings and share:
+        findings = _size_problems(wanted, tree.files)
+    elif tree is not None and not findings:
+        reported = {want.path for want in (*wanted, *others)}
         strays = tuple(Expected(path, size, "", None) for path, size in tree.files.items() if path not in reported)
-        findings = [*_own_name_taken(passing.directory), *_refusals(tree), *_size_problems(wanted, tree.files)]
+        findings = [
+            *_own_name_taken(passing.directory),
+            *_refusals(tree),
+            *_size_problems((*wanted, *others), tree.files),
+        ]
         wanted += strays
+        if others and not wanted:
+            return report_of(findings[:FINDINGS_MAX], 0, mode), ()
         if not wanted:
             findings.append(Finding(Verdict.MISSING, "", None, "no rank has written or reported a file"))
     elif problem is not None:

@@ -1,0 +1,51 @@
+"""Which connections of a socket have been closed by the other end, soon after it happens.
+
+Owns a ZeroMQ monitor socket. A process that dies has its connections closed by its kernel at once, where silence tells of it only
+after seconds. Must not be believed alone: libzmq also closes a connection that has been silent for long, and connects again by
+itself.
+"""
+
+from __future__ import annotations
+
+import struct
+from types import TracebackType
+
+import zmq
+
+EVENTS_PER_TURN_MAX = 10_000
+
+_EVENT = struct.Struct("=HI")
+"""First frame of a monitor's message: event and value (zmq_socket_monitor(3)); the value is the descriptor here."""
+
+
+class Closings:
+    """Use with `with`, before the socket is connected or bound. The loop polls `socket`."""
+
+    def __init__(self, watched: zmq.Socket[bytes]) -> None:
+        self._watched = watched
+
+    def __enter__(self) -> Closings:
+        self.socket: zmq.Socket[bytes] = self._watched.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self.socket.set(zmq.LINGER, 0)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Before the watched socket is closed. A second call does nothing."""
+        if not self.socket.closed:
+            self._watched.disable_monitor()
+            self.socket.close(linger=0)
+
+    def receive(self) -> list[int]:
+        """The descriptors of the connections that were closed since the last call."""
+        closed = []
+        for _ in range(EVENTS_PER_TURN_MAX):
+            try:
+                frames = self.socket.recv_multipart(flags=zmq.NOBLOCK)
+            except zmq.ZMQError:
+                break
+            _, descriptor = _EVENT.unpack(frames[0])
+            closed.append(descriptor)
+        return closed

@@ -1,0 +1,65 @@
+"""What the loop has to say to the journal and to the user, gathered for one turn.
+
+Owns the order of lines and what is told twice. Must not decide what is worth a line: describe.py does. Writing is done in the
+journal's lane: sooner, its thread would have the interpreter before each word is sent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ckpt_supervisor.core.describe import Entry, folded
+from ckpt_supervisor.garbage import Garbage
+from ckpt_supervisor.journal import Journal, Stamp
+from ckpt_supervisor.lanes import Lanes
+from ckpt_supervisor.stderr import say
+
+TOLD_MAX = 100
+"""Most different reasons of failed saves that are told on stderr; all are in the journal."""
+
+
+class Lines:
+    """The lines of one supervisor."""
+
+    def __init__(self, journal: Journal, lanes: Lanes) -> None:
+        self._journal = journal
+        self._lanes = lanes
+        self._told: set[str] = set()
+        self._lines: list[tuple[Entry, Stamp]] = []
+
+    def log(self, entry: Entry) -> None:
+        """One line for the journal."""
+        self._lines.append((entry, self._journal.stamp()))
+
+    def log_together(self, entries: list[Entry]) -> None:
+        """The lines of words that came in one frame: what is the same of several ranks is one line."""
+        for entry in folded(entries):
+            self.log(entry)
+
+    def garbage(self, garbage: Garbage) -> None:
+        """Somebody has sent what is no word, or may not speak: one line for each."""
+        if garbage.first:
+            self.log(Entry("garbage", "warning", {"peer": garbage.peer, "reason": garbage.reason}))
+
+    def write(self) -> None:
+        """Give a turn's lines to the journal, at its end."""
+        lines, self._lines = self._lines, []
+        if not lines or not self._lanes.room("journal"):
+            return
+
+        def write() -> None:
+            for entry, stamp in lines:
+                self._journal.write(entry.event, entry.level, stamp, entry.fields)
+
+        self._lanes.post("journal", "journal", write, _ignore)
+
+    def tell_once(self, reason: object) -> None:
+        """A save that failed while training goes on is told, but not again for the same reason."""
+        text = str(reason or "")
+        if text and text not in self._told and len(self._told) < TOLD_MAX:
+            self._told.add(text)
+            say(f"a save was given up, training goes on: {text}")
+
+
+def _ignore(_: Any) -> None:
+    return None

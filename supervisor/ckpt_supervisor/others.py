@@ -1,0 +1,169 @@
+"""The two ends of a step of several tasks, as the loop has them: `Coordinating` in task 0's supervisor, `Following` in each other
+one.
+
+Owns what such a supervisor has beside the loop of one task: its link, what it gathers for it, and, in a relay, the relay's state.
+Must not decide: the core does; nor carry out commands that any supervisor has: app.py does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import zmq
+from ckpt_client import wire
+
+from ckpt_supervisor.core import between, relay, tasks
+from ckpt_supervisor.core import commands as do
+from ckpt_supervisor.core import events as ev
+from ckpt_supervisor.core.describe import Entry
+from ckpt_supervisor.core.describe_relay import describe
+from ckpt_supervisor.core.policy import Policy
+from ckpt_supervisor.core.state import State
+from ckpt_supervisor.disk import Resume
+from ckpt_supervisor.garbage import Garbage
+from ckpt_supervisor.joining import Joined
+from ckpt_supervisor.lines import Lines
+from ckpt_supervisor.links import Hub
+from ckpt_supervisor.peers import LINGER_MS, ToCoordinator, ToTasks, see_off
+
+
+class Coordinating:
+    """Task 0's end: the hub, and what goes out to the other tasks."""
+
+    def __init__(self, hub: Hub, lines: Lines) -> None:
+        self._hub = hub
+        self._lines = lines
+        self._to_tasks = ToTasks(hub)
+
+    def register(self, poller: zmq.Poller) -> None:
+        """Have the loop woken by what comes."""
+        poller.register(self._hub.socket, zmq.POLLIN)
+        poller.register(self._hub.zap_socket, zmq.POLLIN)
+        poller.register(self._hub.closings.socket, zmq.POLLIN)
+
+    def closed(self) -> list[ev.TaskCut]:
+        """Connections that were closed."""
+        return [ev.TaskCut(task) for task in self._hub.closed()]
+
+    def receive(self) -> Iterator[between.Up]:
+        """What the other tasks say. Who may connect is answered here too."""
+        for denied in self._hub.answer_zap():
+            self._lines.garbage(denied)
+        for word in self._hub.receive():
+            if isinstance(word, Garbage):
+                self._lines.garbage(word)
+            else:
+                yield word
+
+    def say(self, command: do.Say) -> None:
+        """A word to a rank of another task."""
+        self._to_tasks.say(command)
+
+    def tell(self, command: do.Announce | do.TurnAway, state: State) -> None:
+        """A word to the other supervisors."""
+        match command:
+            case do.Announce(stand=stand, tasks=some):
+                self._hub.broadcast([task.number for task in state.tasks] if some is None else some, stand)
+            case do.TurnAway(task=task, reason=reason):
+                self._hub.send(task, between.Turned(reason))
+
+    def have_checked(self, command: do.Verify | do.CheckAgain) -> None:
+        """Have each task verify its share."""
+        for share in command.shares:
+            self._hub.send(share.task, between.Check(command.round, command.partial, share.pids, command.full))
+
+    def flush(self) -> None:
+        """Send what was gathered in this turn."""
+        self._to_tasks.flush()
+
+    def part(self, policy: Policy, state: State, code: int, now_ms: int) -> None:
+        """Have all tasks leave with this status; bounded."""
+        self.flush()
+        there = frozenset(task.number for task in state.tasks if not task.gone and not task.bye)
+        late = see_off(self._hub, self._hub.socket, msgspec.structs.replace(tasks.stand(policy, state, now_ms), code=code), there)
+        if late:
+            self._lines.log(Entry("tasks_stay", "warning", {"of_tasks": sorted(late)}))
+
+
+class Following:
+    """Another task's end: the way to the coordinator, and the relay's state."""
+
+    def __init__(self, joined: Joined, task: int, lines: Lines) -> None:
+        self._joined = joined
+        self._task = task
+        self._lines = lines
+        self._up = ToCoordinator(joined.spoke, task)
+        self.relay = joined.state
+
+    def register(self, poller: zmq.Poller) -> None:
+        """Have the loop woken by what comes."""
+        poller.register(self._joined.spoke.socket, zmq.POLLIN)
+        poller.register(self._joined.spoke.closings.socket, zmq.POLLIN)
+
+    def closed(self) -> list[ev.TaskCut]:
+        """Whether the connection was closed."""
+        return [ev.TaskCut(0)] if self._joined.spoke.closed() else []
+
+    @property
+    def is_lost(self) -> bool:
+        """The coordinator is not heard: the machine decides here, for this task."""
+        return self.relay.lost
+
+    @property
+    def is_calm(self) -> bool:
+        """The coordinator knows of no notice."""
+        return self.relay.stand is None or self.relay.stand.left_ms is None
+
+    @property
+    def resume(self) -> Resume:
+        """What the coordinator has chosen."""
+        stand = self.relay.stand
+        return Resume("", -1, ()) if stand is None else Resume(stand.resume_from, stand.resume_step, ())
+
+    def early(self) -> tuple[tuple[int, ...], tuple[ev.FromCoordinator, ...]]:
+        """Signals and words that came before the loop began."""
+        return self._joined.signals, self._joined.heard
+
+    def receive(self) -> Iterator[ev.FromCoordinator]:
+        """What the coordinator says."""
+        for word in self._joined.spoke.receive():
+            if isinstance(word, Garbage):
+                self._lines.garbage(word)
+            else:
+                yield word
+
+    def stamped(self, word: wire.FromRank) -> wire.FromRank:
+        """A word of a rank of this task, as the coordinator knows it."""
+        return between.stamped(word, self._task)
+
+    def step(self, policy: Policy, heir: State, event: ev.Event | ev.FromCoordinator, now_ms: int) -> tuple[do.RelayCommand, ...]:
+        """One event; what is to be carried out. While the coordinator is lost that is to go on reporting, and no more."""
+        before = self.relay
+        if not isinstance(event, relay.Event):
+            return ()
+        if before.lost and isinstance(event, between.Stand) and not relay.may_follow_again(heir):
+            return ()
+        self.relay, commands = relay.step(policy, before, event, now_ms)
+        if before.lost and self.relay.lost:
+            return tuple(command for command in commands if isinstance(command, do.SendUp))
+        for entry in describe(event, before, self.relay, commands):
+            self._lines.log(entry)
+        return commands
+
+    def say(self, command: do.PassUp | do.SendUp) -> None:
+        """A word to the coordinator."""
+        match command:
+            case do.PassUp(word=word):
+                self._up.pass_up(word)
+            case do.SendUp(word=word):
+                self._up.send(word)
+
+    def flush(self) -> None:
+        """Send what was gathered in this turn."""
+        self._up.flush()
+
+    def part(self) -> None:
+        """Leave: the last words get a moment to go out."""
+        self._up.flush()
+        self._joined.spoke.close(LINGER_MS)
