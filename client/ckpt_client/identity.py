@@ -32,6 +32,9 @@ def identify(environment: Mapping[str, str], distributed: tuple[int, int] | None
     pairs = (
         distributed,
         _pair(environment, "RANK", "WORLD_SIZE"),
+        # mpirun's own, before Slurm's: below one task all ranks of mpirun have the same SLURM_PROCID (field case 119).
+        _pair(environment, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        _pair(environment, "PMI_RANK", "PMI_SIZE"),
         _pair(environment, "SLURM_PROCID", "SLURM_NTASKS"),
     )
     rank, world_size = next((pair for pair in pairs if pair is not None), (0, 1))

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import os
 import signal
 import time
 import traceback
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import zmq
 from ckpt_client import wire
 
 from ckpt_supervisor import children, disk, emergency, errands
+from ckpt_supervisor.below import Below
 from ckpt_supervisor.core import between, machine, relay, tasks
 from ckpt_supervisor.core import commands as do
 from ckpt_supervisor.core import events as ev
@@ -33,15 +32,11 @@ from ckpt_supervisor.journal import Journal, Who
 from ckpt_supervisor.lanes import Lanes
 from ckpt_supervisor.launch import Launch, Started
 from ckpt_supervisor.lines import Lines
-from ckpt_supervisor.shield import SETTLED_MS, Shield, next_sweep_ms
 from ckpt_supervisor.signals import signal_name
 from ckpt_supervisor.stderr import progress, say
 
 if TYPE_CHECKING:  # Only a step of several tasks has these: see others_of.
     from ckpt_supervisor.others import Coordinating, Following
-
-SWEEP_MS = 1_000
-"""The shield looks at the command's processes this often; half a millisecond of CPU a look is half of what we may cost."""
 
 FLUSH_MS = 2_000
 """At the end the journal gets this long to be written."""
@@ -65,16 +60,7 @@ class Supervisor:
         job = launch.job
         self.launch = launch
         self.lanes = lanes
-        self.child: children.Child | None = None
-        self.rank_fds: dict[wire.Who, int] = {}
-        self.ended_pids: set[int] = set()
-        self.orphaned: int | None = None
-        """Status of a command that has died of the notice's own broadcast while ranks below it live on."""
-        self.rank_codes: list[int] = []
         self.exit: tuple[int, str] | None = None
-        self.shield = Shield()
-        self.sweep_at_ms = now_ms() + SWEEP_MS  # Not at once: the claims are locked while the journal's library is imported.
-        self.signalled = False
         self.events: collections.deque[ev.Event | ev.FromCoordinator] = collections.deque()
         self.feeding = False
         self.journal = Journal(launch.options.dir / "journal", Who(job.name, job.attempt, job.step_id, launch.epoch, job.task))
@@ -85,6 +71,7 @@ class Supervisor:
         self.coordinating, self.following = others_of(launch, self.lines)
         """Of a step of several tasks. While this one follows, `state` is idle; it is the heir's once the coordinator is lost."""
         self.poller = zmq.Poller()
+        self.below = Below(launch, self.poller, self.feed, self.lines.log, now_ms())
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -101,7 +88,7 @@ class Supervisor:
             self._peers()
             if self.lanes.fileno() in ready:
                 self.lanes.deliver()
-            self._ended(ready)
+            self.below.ended(ready)
             self._sweep()
             if self.exit is None:
                 self.feed(ev.Tick())
@@ -132,7 +119,7 @@ class Supervisor:
         for entry in describe(event, before, self.state, commands, now):
             self.lines.log(entry)
             if entry.event == "round_given_up" and self.state.leaving is None:
-                self.lines.tell_once(entry.fields.get("reason"))
+                self.lines.tell_given_up(entry.fields.get("reason"), self.state.given_up_in_a_row, self.state.committed_step)
         if before.phase is not Phase.REQUEUEING and self.state.phase is Phase.REQUEUEING:
             say(before_requeue_line(self.policy, self.state))
         for command in commands:
@@ -178,8 +165,7 @@ class Supervisor:
             times.append(relay.next_deadline(self.following.relay))
         if self.following is None or self.following.is_lost:
             times.append(machine.next_deadline(self.policy, self.state))
-        if self.child is not None or self.orphaned is not None:
-            times.append(self.sweep_at_ms)
+        times.append(self.below.sweep_at_ms)
         soonest = min((time for time in times if time is not None), default=None)
         return -1 if soonest is None else max(0, soonest - now_ms())
 
@@ -188,15 +174,14 @@ class Supervisor:
     def _signals(self) -> None:
         for number in self.launch.inbox.drain():
             if number == signal.SIGCHLD:
-                self._reap()
+                self.below.reap()
             else:
                 self._signal(number)
 
     def _signal(self, number: int) -> None:
         meaning = self._meaning(number)
         if meaning is not None:
-            self.signalled = True
-            self.sweep_at_ms = 0  # What the same broadcast left pending below us is to be known as such.
+            self.below.signalled()
             self.feed(ev.SignalCame(signal_name(number), meaning, self.launch.job.task))
 
     def _meaning(self, number: int) -> ev.Meaning | None:
@@ -219,7 +204,7 @@ class Supervisor:
             said = word if self.following is None else self.following.stamped(word)
             self.feed(said)
             if isinstance(said, wire.Hello) and (self.following is not None or self.state.rank(said.who) is not None):
-                self._watch(said.who)
+                self.below.watch(said.who)
 
     def _peers(self) -> None:
         """What the step's other supervisors say."""
@@ -256,69 +241,9 @@ class Supervisor:
         self.lines.log_together(entries)
         self.feed(ev.Tick())
 
-    def _watch(self, who: wire.Who) -> None:
-        """Learn of this rank's end by its pidfd. A pid of another namespace is not ours to watch: its silence will tell."""
-        if who in self.rank_fds or not children.is_descendant(who.pid):
-            return
-        fd = children.pidfd(who.pid)
-        if fd is not None:
-            self.rank_fds[who] = fd
-            self.poller.register(fd, zmq.POLLIN)
-
-    def _ended(self, ready: Mapping[Any, int]) -> None:
-        for who, fd in list(self.rank_fds.items()):
-            if fd in ready:
-                self.poller.unregister(fd)
-                os.close(fd)
-                del self.rank_fds[who]
-                self.ended_pids.add(who.pid)
-                self.feed(ev.RankGone(who, "its process has ended"))
-        if self.orphaned is not None and not self.rank_fds:
-            self._reap()
-            code, self.orphaned = max(self.rank_codes, default=self.orphaned), None
-            self.feed(ev.CommandExited(code))
-        child = self.child
-        if child is None or child.pidfd not in ready:
-            return
-        status = child.status()
-        if status is not None:
-            self.poller.unregister(child.pidfd)
-            child.close()
-            self.child = None
-            self._command_ended(status)
-
-    def _command_ended(self, code: int) -> None:
-        """A shell between that clears its signal mask (dash) dies of Slurm's broadcast: then it is over when its ranks are."""
-        options = self.launch.options
-        broadcast = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, *options.notice_signals, *options.save_signals}
-        if code - 128 in broadcast and self.rank_fds:
-            self.lines.log(
-                Entry("command_orphaned", "warning", {"code": code, "rank_pids": sorted(who.pid for who in self.rank_fds)})
-            )
-            self.orphaned, self.rank_codes = code, []
-        else:
-            self.feed(ev.CommandExited(code))
-
-    def _reap(self) -> None:
-        """Collect orphans. A rank's own status stands for that of a command that has died before it."""
-        for pid, returncode in children.reap_orphans(self.launch.claims).items():
-            if self.orphaned is not None and (pid in self.ended_pids or any(who.pid == pid for who in self.rank_fds)):
-                self.rank_codes.append(children.exit_code(returncode))
-
     def _sweep(self) -> None:
-        """Complete terminations that the shield holds up; while a notice is in force only note what is from outside."""
-        now = now_ms()
-        if now < self.sweep_at_ms or (self.child is None and self.orphaned is None):
-            return
         calm = self.following is None or self.following.is_calm
-        quiet = self.state.notice is None and calm and not self.signalled
-        self.signalled = False
-        # CPU of this thread: on a busy machine, or while another thread imports, the clock on the wall says seconds.
-        began_us = time.thread_time_ns() // 1_000
-        for pid in self.shield.sweep(children.descendants(self.launch.claims), now, quiet=quiet):
-            self.lines.log(Entry("termination_completed", "info", {"pid": pid}))
-        cost_us = time.thread_time_ns() // 1_000 - began_us
-        self.sweep_at_ms = now + (SETTLED_MS if self.shield.is_waiting(now) else max(SWEEP_MS, next_sweep_ms(cost_us)))
+        self.below.sweep(now_ms(), quiet=self.state.notice is None and calm)
 
     # --- what goes out --------------------------------------------------------------------------------------------------
 
@@ -340,7 +265,8 @@ class Supervisor:
             case do.StartCommand(restart=restart):
                 self._restart(restart)
             case do.EndCommand():
-                self._end_command()
+                runs = self.state.code is None and (self.following is None or self.following.relay.is_running)
+                self.below.end_command(runs=runs)
             case do.Exit(code=code, line=line):
                 self.exit = (code, line)
             case do.CheckAgain():
@@ -383,19 +309,6 @@ class Supervisor:
         """Steps that are never pruned: what this attempt resumed from, and its newest commit."""
         return frozenset({self.state.resume_step, self.state.committed_step})
 
-    def _end_command(self) -> None:
-        self._kill_all()
-        self.orphaned = None
-        if self.child is None and self.state.code is None and (self.following is None or self.following.relay.is_running):
-            self.feed(ev.CommandExited(128 + signal.SIGKILL))  # It had not been started yet.
-
-    def _kill_all(self) -> None:
-        """End every process below us, but not a scontrol that is just at work for us."""
-        killed = children.end_all(signal.SIGKILL, self.launch.claims)
-        if killed:
-            self.lines.log(Entry("killed", "info", {"pids": killed}))
-        children.reap_orphans(self.launch.claims)
-
     # --- the command ------------------------------------------------------------------------------------------------------
 
     def _chosen(self, resume: Resume) -> None:
@@ -421,7 +334,7 @@ class Supervisor:
             say(f"the command failed; starting it again in place ({restart} of {self.launch.options.restarts})")
             self._started(*self.launch.start_command(resume.path, restart), resume, restart)
 
-        self._kill_all()
+        self.below.end()
         if self.following is None:
             self.errands.choose(None, chosen)
         else:
@@ -444,8 +357,7 @@ class Supervisor:
             self.lines.log(Entry("command_not_started", "error", {"reason": started.reason, "code": started.code}))
             self.feed(ev.CommandExited(started.code))
             return
-        self.child = started
-        self.poller.register(started.pidfd, zmq.POLLIN)
+        self.below.started(started)
         fields = {"command": argv, "command_pid": started.pid, "resume_from": resume.path, "resume_step": resume.step}
         self.lines.log(Entry("command_started", "info", {**fields, "restart": restart, "dir": str(self.launch.options.dir)}))
 
@@ -457,7 +369,7 @@ class Supervisor:
     def _end(self) -> int:
         assert self.exit is not None
         code, line = self.exit
-        self._kill_all()
+        self.below.end()
         if line and (code != 0 or self.state.notice is not None):
             say(line)
         self.errands.end()
@@ -484,8 +396,12 @@ class Supervisor:
         """After a fault of our own: see emergency.py."""
         self.lines.write()
         inbox = self.launch.inbox
+        if self.following is not None and not self.following.is_lost:
+            # The coordinator sees the connection close and has the job requeued. An early end here could cost others their save.
+            self.following.part()
+            return emergency.stay(self.below.child, inbox)
         if self.state.notice is None:
-            code = emergency.outlive(self.child, inbox)
+            code = emergency.outlive(self.below.child, inbox)
             if code is not None:
                 return code
         children.end_all(signal.SIGKILL, self.launch.claims)

@@ -7,7 +7,7 @@ raise nothing that a disk can cause.
 from __future__ import annotations
 
 import dataclasses
-import time
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -141,7 +141,7 @@ def check(command: Verify) -> tuple[str, int, Entries]:
         pause_s = next(pauses, None) if late else None
         if pause_s is None:
             return _problem(report), report.bytes_read, entries
-        time.sleep(pause_s)
+        threading.Event().wait(pause_s)
 
 
 def check_share(command: Verify) -> tuple[str, int, Entries]:

@@ -45,6 +45,15 @@ def outlive(child: Child | None, inbox: SignalInbox) -> int | None:
     return code
 
 
+def stay(child: Child | None, inbox: SignalInbox) -> int:
+    """Wait for the command's own end, whatever signals come; its status. For a task whose coordinator decides for it."""
+    while child is not None:
+        code = outlive(child, inbox)
+        if code is not None:
+            return code
+    return EXIT_STALE
+
+
 def bring_back(scontrol: Scontrol | None, policy: Policy, state: State, inbox: SignalInbox, now_ms: Callable[[], int]) -> int:
     """Have the job requeued if that is right; the exit status."""
     code = EXIT_INTERRUPTED if state.leaving is not None and state.leaving.fresh else EXIT_STALE

@@ -6,7 +6,7 @@ is an event for the machine. Time-outs are bounds against a hanging controller (
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
@@ -173,7 +173,7 @@ class Errands:
             self._feed(ev.Looked(view, why))
 
         def look() -> JobView | NoView:
-            time.sleep(after_ms / 1_000)  # In the lane: heirs of a lost coordinator ask one after the other.
+            threading.Event().wait(after_ms / 1_000)  # In the lane: heirs of a lost coordinator ask one after the other.
             return scontrol.show_job(LOOK_TIMEOUT_S)
 
         self._lanes.post("slurm", "looking at the job", look, looked)

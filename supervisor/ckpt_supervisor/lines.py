@@ -14,6 +14,9 @@ from ckpt_supervisor.journal import Journal, Stamp
 from ckpt_supervisor.lanes import Lanes
 from ckpt_supervisor.stderr import say
 
+MANY = (3, 10, 30, 100, 300, 1_000)
+"""When so many saves have failed in a row that is told, whatever the reasons were (field case 122)."""
+
 TOLD_MAX = 100
 """Most different reasons of failed saves that are told on stderr; all are in the journal."""
 
@@ -53,9 +56,13 @@ class Lines:
 
         self._lanes.post("journal", "journal", write, _ignore)
 
-    def tell_once(self, reason: object) -> None:
-        """A save that failed while training goes on is told, but not again for the same reason."""
+    def tell_given_up(self, reason: object, in_a_row: int, newest: int) -> None:
+        """A save that failed while training goes on is told, but not again for the same reason; that none succeeds is told again."""
         text = str(reason or "")
+        if in_a_row in MANY:
+            stands = f"step {newest} is the newest checkpoint" if newest >= 0 else "there is no checkpoint"
+            say(f"{in_a_row} saves in a row were given up, and {stands}; the last reason: {text}")
+            return
         if text and text not in self._told and len(self._told) < TOLD_MAX:
             self._told.add(text)
             say(f"a save was given up, training goes on: {text}")

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from tests.bench import acknowledged, hook_cost, requeued, started, storm
+from tests.bench import acknowledged, crowd, gathered, hook_cost, hook_crowded, requeued, started, storm
 from tests.bench.figure import Row, busy_cores, not_measured, table
 
 FIGURES: dict[str, Callable[[], list[Row]]] = {
@@ -28,6 +28,9 @@ FIGURES: dict[str, Callable[[], list[Row]]] = {
     "signals": storm.measure,
     "acknowledged": acknowledged.measure,
     "requeue": requeued.measure,
+    "crowded": hook_crowded.measure,
+    "rendezvous": gathered.measure,
+    "supervisors": crowd.measure,
 }
 
 ERROR_CHARS_MAX = 400

@@ -44,10 +44,10 @@ def measure() -> list[Row]:
     """Both ways to write the loop, attached; and the hook without a supervisor."""
     attached = [_trainer("attach") for _ in range(TRAINERS)]
     loops = _trainer("steps")
-    hook = [_ratio(laps, "hook", statistics.median) for laps in attached]
-    least = [_ratio(laps, "hook", min) for laps in attached]
-    alone = statistics.median(_ratio(laps, "alone", statistics.median) for laps in attached)
-    empty = statistics.median(_beyond(laps, "empty", "loop", statistics.median) for laps in attached)
+    hook = [ratio(laps, "hook", statistics.median) for laps in attached]
+    least = [ratio(laps, "hook", min) for laps in attached]
+    alone = statistics.median(ratio(laps, "alone", statistics.median) for laps in attached)
+    empty = statistics.median(beyond(laps, "empty", "loop", statistics.median) for laps in attached)
     how = (
         f"medians of {ROUNDS} rounds of {CALLS:,} calls in {TRAINERS} trainers: {_all(hook)}, minima {_all(least)}; "
         f"an empty call {empty:.0f} ns, the loop around it not counted"
@@ -57,7 +57,7 @@ def measure() -> list[Row]:
         Row("  without a supervisor", alone, "empty calls", None, "the same rounds"),
         Row(
             "  steps() beyond `for i in range`",
-            _beyond(loops, "steps", "range", statistics.median),
+            beyond(loops, "steps", "range", statistics.median),
             "ns a step",
             None,
             "attached",
@@ -65,13 +65,14 @@ def measure() -> list[Row]:
     ]
 
 
-def _beyond(laps: dict[str, list[float]], arm: str, baseline: str, of: Callable[[list[float]], float]) -> float:
+def beyond(laps: dict[str, list[float]], arm: str, baseline: str, of: Callable[[list[float]], float]) -> float:
     """What a call takes beyond what stands around it."""
     return of(laps[arm]) - of(laps[baseline])
 
 
-def _ratio(laps: dict[str, list[float]], arm: str, of: Callable[[list[float]], float]) -> float:
-    return _beyond(laps, arm, "loop", of) / _beyond(laps, "empty", "loop", of)
+def ratio(laps: dict[str, list[float]], arm: str, of: Callable[[list[float]], float]) -> float:
+    """The same in empty calls."""
+    return beyond(laps, arm, "loop", of) / beyond(laps, "empty", "loop", of)
 
 
 def _all(values: list[float]) -> str:
@@ -157,15 +158,25 @@ def _no_save(_directory: Path, _step: int) -> None:
     raise AssertionError("nobody asks this trainer to save")
 
 
+def arms_of(hook: Hook, calls: int) -> dict[str, Lap]:
+    """An attached hook, and what it is compared with."""
+    return {"loop": _loop(calls), "empty": _empty(Empty(), calls), "hook": _hook(hook, calls)}
+
+
+def measured(arms: dict[str, Lap], rounds: int, calls: int) -> dict[str, list[float]]:
+    """Nanoseconds a call, by arm and round: every arm once in each round."""
+    laps: dict[str, list[float]] = {name: [] for name in arms}
+    for _ in range(rounds):
+        for name, lap in arms.items():
+            began = time.thread_time_ns()  # Not the clock on the wall: others may have the core for a while.
+            lap()
+            laps[name].append((time.thread_time_ns() - began) / calls)
+    return laps
+
+
 def _arms(kind: str, rounds: int, calls: int) -> dict[str, Lap]:
     if kind == "attach":
-        hook = ckpt.attach(_no_save)
-        return {
-            "loop": _loop(calls),
-            "empty": _empty(Empty(), calls),
-            "hook": _hook(hook, calls),
-            "alone": _alone(Hook(idle_rank(), None), calls),
-        }
+        return {**arms_of(ckpt.attach(_no_save), calls), "alone": _alone(Hook(idle_rank(), None), calls)}
     enough = (rounds + 1) * calls
     return {
         "range": _range(iter(range(enough)), calls),
@@ -174,16 +185,9 @@ def _arms(kind: str, rounds: int, calls: int) -> dict[str, Lap]:
 
 
 def main() -> None:
-    """Be a trainer: every arm once in each round."""
+    """Be a trainer."""
     kind, rounds, calls = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    arms = _arms(kind, rounds, calls)
-    laps: dict[str, list[float]] = {name: [] for name in arms}
-    for _ in range(rounds):
-        for name, lap in arms.items():
-            began = time.thread_time_ns()  # Not the clock on the wall: others may have the core for a while.
-            lap()
-            laps[name].append((time.thread_time_ns() - began) / calls)
-    Path(sys.argv[4]).write_text(json.dumps(laps))
+    Path(sys.argv[4]).write_text(json.dumps(measured(_arms(kind, rounds, calls), rounds, calls)))
 
 
 if __name__ == "__main__":

@@ -164,14 +164,14 @@ class Crowd:
                 frame = task.socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            said = between.decode_down(frame) if task.number else wire.decode_to_rank(frame)
-            word, count = (said.word, len(said.pids)) if isinstance(said, between.Tell) else (said, 1)
+            said = between.decode_down(frame) if task.number else between.Tell((0,), wire.decode_to_rank(frame))
+            word, pids = (said.word, said.pids) if isinstance(said, between.Tell) else (said, (0,))
+            count = len(pids)
             self.reached[type(word)] = self.reached.get(type(word), 0) + count
             if isinstance(word, wire.Prepare):
                 self._round = word.round
-                # Ranks of a task that are asked one by one would each need a frame; the coordinator asks all in one.
-                assert count == len(task.ranks)
-                self._say_of_ranks(task, tuple(wire.Ack(who, word.round, Position(1_000, 0)) for who in task.ranks))
+                asked = task.ranks if count == len(task.ranks) else tuple(who for who in task.ranks if who.pid in pids)
+                self._say_of_ranks(task, tuple(wire.Ack(who, word.round, Position(1_000, 0)) for who in asked))
 
     def pump(self, enough: Callable[[], bool], what: str) -> None:
         """Hear and answer until it is enough."""

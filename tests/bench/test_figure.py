@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from tests.bench.crowd import exponent
 from tests.bench.figure import Row, not_measured, percentile, table
 
 
@@ -23,3 +26,10 @@ def test_a_percentile_is_one_of_the_values_and_no_less_than_its_share() -> None:
     assert percentile(list(range(100, 0, -1)), 0.99) == 99
     assert percentile(list(range(1, 11)), 0.99) == 10
     assert percentile([7.0], 0.5) == 7.0
+
+
+def test_the_exponent_is_the_power_of_n_that_the_times_grow_with() -> None:
+    """Linear is 1 whatever the factor, quadratic 2."""
+    sizes = [64, 256, 512, 1024, 2048]
+    assert exponent(sizes, [3.0 * n for n in sizes]) == pytest.approx(1)
+    assert exponent(sizes, [0.1 * n * n for n in sizes]) == pytest.approx(2)

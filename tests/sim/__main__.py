@@ -10,8 +10,8 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[2] / root) for root in ("client", "supervisor")]
 
-from tests.sim.checks import Violation  # noqa: E402 - the source roots come first
 from tests.sim.code import real  # noqa: E402
+from tests.sim.violation import Violation  # noqa: E402 - the source roots come first
 from tests.sim.world import run  # noqa: E402
 
 

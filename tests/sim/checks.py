@@ -6,17 +6,16 @@ Judges by what the simulated world really is (files, job record, steps run), nev
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from tests.sim.disk import digest
-from tests.sim.options import LOCAL, NET
-from tests.sim.step_checks import StepChecks, Violation
+from tests.sim.disk_checks import DiskChecks
+from tests.sim.options import LINK, LOCAL, NET
+from tests.sim.step_checks import StepChecks
+from tests.sim.violation import Violation
 
 if TYPE_CHECKING:
     from ckpt_client import wire
 
-    from tests.sim.disk import Checkpoint
     from tests.sim.shell import Machine
     from tests.sim.trainer import Process
     from tests.sim.world import World
@@ -40,8 +39,10 @@ MIN_NOTICE_MS = 1_500
 """With less time between the first notice and the kill nobody is asked to be out before it."""
 
 HOPELESS_MS = 6_000
-HINDER = ("link_loss", "link_delay", "link_cut", "stopped_task", "stopped_coordinator", "dead_coordinator")
-HINDER += ("dead_task", "late_task", "link_reset")
+HINDER = (*LINK, "stopped_task", "stopped_coordinator", "dead_coordinator", "dead_task", "late_task")
+"""What keeps words from coming from one supervisor to another."""
+
+KILLED = 137
 TURN_MS = 1_000
 """Heirs look one after the other."""
 
@@ -60,8 +61,7 @@ class Checks:
         self.of = machine
         self.hello: set[tuple[int, int]] = set()
         """Task and process number of whoever has said Hello."""
-        self.intact: dict[int, set[int]] = defaultdict(set)
-        """By round: the ranks whose files their own task has found intact."""
+        self.disk = DiskChecks(world)
         self.at: dict[int, Any] = {}
         self.committed_at: list[tuple[int, int, str]] = []
         """(step, round, kind) in the order in which the supervisor was told."""
@@ -84,8 +84,6 @@ class Checks:
         self.was_killed = False
         self.ticks = (0, 0)
         self.step_checks = StepChecks(world)
-        self.told_of: dict[str, int] = {}
-        """How often a signal was first heard of from another task."""
 
     @property
     def machine(self) -> Machine:
@@ -107,8 +105,9 @@ class Checks:
         if options.tasks > 1 and self.of is None:
             if after.tasks is not before.tasks:
                 self.step_checks.gone(before, after)
-            if after.notice is not None and after.notice.signals > max(1, self.world.slurm.signals) and not any(options.has(fault) for fault in LATE_WORD):
-                self.broken("signals", f"{after.notice.signals} signals are counted, and {self.world.slurm.signals} were sent")
+            sent, late = self.world.slurm.signals, any(options.has(fault) for fault in LATE_WORD)
+            if after.notice is not None and after.notice.signals > max(1, sent) and not late:
+                self.broken("signals", f"{after.notice.signals} signals are counted, and {sent} were sent")
         if after.notice is not None and before.notice is None:
             self.notice_n = self._least(before)
         kind = type(event).__name__
@@ -116,7 +115,7 @@ class Checks:
         for command, name in zip(commands, names, strict=True):
             if name == "Say" and (command.task, command.pid) not in self.world.checks.hello:
                 self.broken("say", f"a word to process {command.pid}, which never said Hello")
-            elif name == "Commit" and not self.intact[command.round].issuperset(command.ranks):
+            elif name == "Commit" and not self.disk.intact[command.round].issuperset(command.ranks):
                 self.broken("commit", f"round {command.round} is committed and was not found intact by the tasks of its ranks")
             elif name in ("Verify", "Commit"):
                 self.busy_since[command.round] = self.world.now
@@ -209,17 +208,16 @@ class Checks:
         if name == "SIGTERM":
             self.reached_term_ms = self.world.now
 
-    def told(self, event: Any, report: Any) -> None:
+    def told(self, event: Any) -> None:
         """An event that another task's report has unfolded into."""
         kind = type(event).__name__
         if kind == "CommandExited":
             self.step_checks.told_exit(event)
         elif kind == "SignalCame" and event.meaning.name != "SAVE":
-            self.told_of[event.name] = self.told_of.get(event.name, 0) + 1
             if self.notice_ms is None:
                 self.notice_ms = self.world.now
 
-    def asked(self, command: Any) -> None:
+    def asked(self) -> None:
         """A look is asked for: an heir has to wait its turn."""
         self.turn_ms = self.world.now + self.machine.task * TURN_MS
 
@@ -228,17 +226,6 @@ class Checks:
         self.idle_since = self.world.now
         if self.machine.state.notice is not None:
             self.notice_ms = self.world.now
-
-    def found_intact(self, task: int, command: Any) -> None:
-        """A task has found the files of these ranks intact."""
-        self.intact[command.round].update(rank for rank, _ in command.files if rank in self.world.ranks_of(task))
-
-    def commits(self, command: Any, found: list[Any]) -> None:
-        """A commit begins: its manifest is of what all tasks have found."""
-        entries = {(file.path, file.xxh3_128) for file in found}
-        wanted = {(f"rank-{rank:05d}.pt", digest(command.step, rank)) for rank in command.ranks}
-        if entries != wanted:
-            self.broken("manifest", f"round {command.round}: the manifest has {sorted(entries)}, the ranks wrote {sorted(wanted)}")
 
     def _needs_ms(self) -> int:
         """How much time before the kill has to be enough."""
@@ -295,36 +282,11 @@ class Checks:
 
     # --- the disk -----------------------------------------------------------------------------------------------------
 
-    def committed(self, command: Any, checkpoint: Checkpoint) -> None:
-        """A directory got its final name: it must be whole and from one step."""
-        options = self.world.options
-        everybody = tuple(range(options.ranks))
-        if command.ranks != everybody and not (command.ranks == (0,) and not options.sharded):
-            self.broken("mixed", f"step {command.step} holds only ranks {command.ranks} of {options.ranks}")
-        for rank in command.ranks:
-            file = checkpoint.files.get(f"rank-{rank:05d}.pt")
-            if file is None:
-                self.broken("mixed", f"step {command.step} has no file of rank {rank}")
-            elif file.step != command.step:
-                self.broken("mixed", f"step {command.step} has step {file.step} of rank {rank}")
-            elif not file.whole and checkpoint.verified == "full":
-                self.broken("whole", f"step {command.step}: the file of rank {rank} is not whole")
-
     def told_committed(self, command: Any) -> None:
         """The supervisor is told that a step is committed."""
         current = self.machine.state.round
         kind = current.kind.name if current is not None and current.number == command.round else "LATE"
         self.committed_at.append((command.step, command.round, kind))
-
-    def _is_whole(self, step: int) -> bool:
-        checkpoint = self.world.disk.committed.get(step)
-        if checkpoint is None:
-            return False
-        structure = checkpoint.verified == "structure"
-        return all(
-            file is not None and file.step == step and (file.whole or structure)
-            for file in (checkpoint.files.get(f"rank-{rank:05d}.pt") for rank in checkpoint.ranks)
-        )
 
     # --- the ranks ----------------------------------------------------------------------------------------------------
 
@@ -380,9 +342,10 @@ class Checks:
     def _idle_limit_ms(self) -> int:
         """How long a rank may stay parked without a round: Abort comes at once, and a lost one is said again within a second."""
         options = self.world.options
-        if not any(options.has(fault) for fault in (*NET, *HINDER)):
+        hindered = any(options.has(fault) for fault in HINDER)
+        if not hindered and not any(options.has(fault) for fault in NET):
             return ABORT_MS
-        if options.has("partition") or options.loss_percent > FEW_LOST or any(options.has(fault) for fault in HINDER):
+        if hindered or options.has("partition") or options.loss_percent > FEW_LOST:
             return PARKED_IDLE_MS
         return SAID_AGAIN_MS
 
@@ -439,8 +402,10 @@ class Checks:
             self.broken("left alone", f"exit {code} while the command runs and was not ended")
         interrupted = state.leaving is not None
         if not interrupted:
-            codes = {own_code} if options.tasks == 1 or self.of is not None else {command.code for command in world.commands}
-            codes |= {137} if any(shell.dead_ms is not None for shell in world.shells) else set()
+            alone = options.tasks == 1 or self.of is not None
+            codes = {own_code} if alone else {command.code for command in world.commands}
+            if any(shell.dead_ms is not None for shell in world.shells):
+                codes.add(KILLED)
             if code not in codes:
                 self.broken("status", f"exit {code}, the command ended with {own_code}")
             return
@@ -487,9 +452,15 @@ class Checks:
 
     def _fresh(self, step: int) -> None:
         world, options = self.world, self.world.options
-        if not self._is_whole(step):
+        if not self.disk.is_whole(step):
             self.broken("fresh", f"step {step} is said to be committed, and is not whole on the disk")
-        if self.of is None and self.notice_n is not None and step < self.notice_n and not options.has("elastic") and not options.restarts:
+        if (
+            self.of is None
+            and self.notice_n is not None
+            and step < self.notice_n
+            and not options.has("elastic")
+            and not options.restarts
+        ):
             self.broken("fresh", f"step {step} is said to be fresh, and all ranks stood at {self.notice_n} when the notice came")
         last = self.committed_at[-1] if self.committed_at else None
         if last is None or last[0] != step or last[2] != "LEAVE":

@@ -83,7 +83,7 @@ class Command:
 
     def orphaned(self) -> None:
         """Its supervisor has died, and the kernel kills it with it."""
-        self.code = 137
+        self.code = 137 if self.code is None else self.code
         self.world.ended_ms = self.world.now
         for process in self.processes:
             process.alive = False

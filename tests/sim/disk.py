@@ -113,7 +113,7 @@ class Disk:
         made = self.world.code.core.between.CheckedFile
         found = tuple(made(meant.path, meant.size_bytes, meant.xxh3_128, rank) for rank, meant in command.files)
         if not problems:
-            self.world.checks.found_intact(shell.task, command)
+            self.world.checks.disk.found_intact(shell.task, command)
         shell.verified(command, "; ".join(problems), found)
 
     def commit(self, command: Any) -> None:
@@ -143,7 +143,7 @@ class Disk:
         else:
             files = self.partial.pop(command.partial)
             self.committed[command.step] = Checkpoint(command.step, command.ranks, files, command.verified)
-            self.world.checks.committed(command, self.committed[command.step])
+            self.world.checks.disk.committed(command, self.committed[command.step])
         self.world.supervisor.committed(command, result, reason)
 
     def drop(self, directory: str) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.sim.checks import Violation
 from tests.sim.code import real
 from tests.sim.faults import Fault
 from tests.sim.planted import FAULTS
+from tests.sim.violation import Violation
 from tests.sim.world import run
 
 

@@ -50,6 +50,14 @@ class Links:
         world.at(1, world.supervisor.task_cut, task)
         world.at(1, world.shells[task].task_cut, 0)
 
+    def closed(self, task: int) -> None:
+        """A supervisor has died: its connections are closed, after what was under way."""
+        world = self.world
+        for other in range(1, len(world.shells)) if task == 0 else (task,):
+            at_ms = max(world.now + 1, self._last_ms.get((other, task != 0), 0))
+            call = world.supervisor.task_cut if task else world.shells[other].task_cut
+            world.at(at_ms - world.now, call, task)
+
     def up(self, task: int, frame: bytes) -> None:
         """A frame to the coordinator."""
         self._send(task, True, self.world.supervisor.hear_task, frame)

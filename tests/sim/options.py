@@ -164,7 +164,9 @@ def draw(
     )
 
 
-def spread(options: Options, ranks_max: int, wanted: frozenset[str], tasks: int | None = None, ranks: int | None = None) -> Options:
+def spread(
+    options: Options, ranks_max: int, wanted: frozenset[str], tasks: int | None = None, ranks: int | None = None
+) -> Options:
     """The same run over several tasks, in half of the runs; drawn from a source of its own, so that the others stay as they are.
 
     `wanted`, `tasks` and `ranks` are given where a test wants them so.

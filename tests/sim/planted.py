@@ -119,9 +119,7 @@ AGREEMENT = (
         "committed_before_all_have_written",
         ("rounds", "current.written == len(current.members)", "current.written > 0"),
     ),
-    fault(
-        "go_before_all_have_arrived", ("rounds", "current.arrived == len(current.members)", "current.arrived > 0")
-    ),
+    fault("go_before_all_have_arrived", ("rounds", "current.arrived == len(current.members)", "current.arrived > 0")),
     fault(
         "converted_after_go",
         (
@@ -319,8 +317,8 @@ LEAVING = (
         "verification_ignored",
         (
             "machine",
-            '            if problem:\n                where = ',
-            '            if False:\n                where = ',
+            "            if problem:\n                where = ",
+            "            if False:\n                where = ",
         ),
     ),
     fault(
@@ -386,8 +384,8 @@ LEAVING = (
         "rehearsal_ends_an_unattached_training",
         (
             "turns",
-            "            if wait_ms is not None and now_ms < wait_ms:\n",
-            "            if wait_ms is not None and now_ms < 0:\n",
+            "            if waits:\n                return state, ()  # Nobody can save;",
+            "            if now_ms < 0:\n                return state, ()  # Nobody can save;",
         ),
         story="rehearse",
         start_ms=2500,

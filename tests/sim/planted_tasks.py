@@ -7,7 +7,11 @@ from tests.sim.faults import fault
 TASKS = (
     fault(
         "signals_of_several_tasks_counted_each",
-        ("tasks", "    if policy.tasks == 1:\n        return state, True\n", "    if policy.tasks >= 1:\n        return state, True\n"),
+        (
+            "tasks",
+            "    if policy.tasks == 1:\n        return state, True\n",
+            "    if policy.tasks >= 1:\n        return state, True\n",
+        ),
         tasks=3,
     ),
     fault(
@@ -25,7 +29,11 @@ TASKS = (
     ),
     fault(
         "committed_without_the_word_of_a_task",
-        ("machine", "            if current.unverified:\n                return state, ()\n", "            if 0 in current.unverified:\n                return state, ()\n"),
+        (
+            "machine",
+            "            if current.unverified:\n                return state, ()\n",
+            "            if 0 in current.unverified:\n                return state, ()\n",
+        ),
         tasks=3,
     ),
     fault(
@@ -44,7 +52,11 @@ TASKS = (
     ),
     fault(
         "a_killed_task_does_not_end_training",
-        ("tasks", "        return ()\n    return tuple(\n        CommandExited(EXIT_KILLED", "        return ()\n    return () and tuple(\n        CommandExited(EXIT_KILLED"),
+        (
+            "tasks",
+            "        return ()\n    return tuple(\n        CommandExited(EXIT_KILLED",
+            "        return ()\n    return () and tuple(\n        CommandExited(EXIT_KILLED",
+        ),
         mode="swarm",
         story="none",
         faults=frozenset({"dead_task"}),
@@ -53,7 +65,11 @@ TASKS = (
     ),
     fault(
         "a_lost_task_still_has_a_command",
-        ("tasks", "state.codes.get(number) is not None or _is_gone(state, number) for", "state.codes.get(number) is not None for"),
+        (
+            "tasks",
+            "state.codes.get(number) is not None or _is_gone(state, number) for",
+            "state.codes.get(number) is not None for",
+        ),
         ("tasks", "if task.gone and _was_killed(task, now_ms)", "if task.gone and now_ms < 0"),
         mode="swarm",
         story="none",
@@ -67,7 +83,11 @@ TASKS = (
     ),
     fault(
         "heir_saves",
-        ("turns", "    if not state.live or state.code is not None or policy.heir:\n", "    if not state.live or state.code is not None:\n"),
+        (
+            "turns",
+            "    if not state.live or state.code is not None or policy.heir:\n",
+            "    if not state.live or state.code is not None:\n",
+        ),
         mode="swarm",
         story="save",
         faults=frozenset({"dead_coordinator", "storm"}),
@@ -120,6 +140,35 @@ TASKS = (
         requeue="auto",
     ),
     fault(
+        "told_command_of_an_heir_taken_for_the_end_of_training",
+        (
+            "relay",
+            "    for event in (Tick(), *(() if state.code is None else (CommandExited(state.code),))):\n",
+            "    heir = replace(heir, notice=None) if state.code is not None else heir\n"
+            "    for event in (*(() if state.code is None else (CommandExited(state.code),)), Tick()):\n",
+        ),
+        mode="swarm",
+        story="preempt",
+        faults=frozenset({"dead_coordinator", "others"}),
+        tasks=3,
+        requeue="auto",
+        steps=1000000,
+    ),
+    fault(
+        "heir_counts_the_time_from_its_own_begin",
+        (
+            "relay",
+            "    return notices.inherited(heir, None if left_ms is None else state.stood_ms + left_ms, now_ms), commands\n",
+            "    return notices.signalled(policy, replace(heir, notice=None, looking=False), came, now_ms)\n",
+        ),
+        mode="swarm",
+        story="step_limit",
+        faults=frozenset({"dead_coordinator", "away"}),
+        tasks=2,
+        requeue="never",
+        kill_wait_ms=10000,
+    ),
+    fault(
         "ranks_stay_parked_for_a_lost_coordinator",
         ("relay", "        commands += tuple(to(rank.who, word) for rank in heir.live)\n", "        commands += ()\n"),
         mode="swarm",
@@ -155,7 +204,11 @@ TASKS = (
     ),
     fault(
         "hellos_to_the_heir_are_not_told",
-        ("relay", "            again = tuple(PassUp(hello) for hello in state.hellos) if state.lost else ()\n", "            again = ()\n"),
+        (
+            "relay",
+            "            again = tuple(PassUp(hello) for hello in state.hellos) if state.lost else ()\n",
+            "            again = ()\n",
+        ),
         mode="swarm",
         story="none",
         faults=frozenset({"stopped_coordinator", "late_rank"}),
@@ -164,7 +217,11 @@ TASKS = (
     ),
     fault(
         "exit_code_of_an_older_start_believed",
-        ("tasks", "    if report.code is not None and report.restart == state.restarts and", "    if report.code is not None and"),
+        (
+            "tasks",
+            "    if report.code is not None and report.restart == state.restarts and",
+            "    if report.code is not None and",
+        ),
         mode="swarm",
         faults=frozenset({"in_place", "crash"}),
         restarts=2,
@@ -172,12 +229,20 @@ TASKS = (
     ),
     fault(
         "bye_while_its_command_runs",
-        ("relay", "    if state.is_running and now_ms < (state.killed_ms or 0) + REAP_MS:\n", "    if state.is_running and now_ms < 0:\n"),
+        (
+            "relay",
+            "    if state.is_running and now_ms < (state.killed_ms or 0) + REAP_MS:\n",
+            "    if state.is_running and now_ms < 0:\n",
+        ),
         tasks=2,
     ),
     fault(
         "leaves_with_its_own_command",
-        ("relay", "            return _report(replace(state, code=code), now_ms)\n", '            return _leave(replace(state, code=code), code, "", now_ms)\n'),
+        (
+            "relay",
+            "            return _report(replace(state, code=code), now_ms)\n",
+            '            return _leave(replace(state, code=code), code, "", now_ms)\n',
+        ),
         tasks=2,
     ),
     fault(
@@ -224,11 +289,18 @@ TASKS = (
         mode="lossy",
         story="preempt",
         faults=frozenset({"link_loss"}),
-        tasks=4,
+        tasks=8,
+        ranks=8,
         link_loss_percent=10,
         every_steps=10,
+        every_ms=None,
         save_ms=5,
+        verify_ms=5,
         step_ms=20,
+        gap_ms=0,
+        phase_every=0,
+        story_ms=4000,
+        start_ms=0,
     ),
     fault(
         "older_saved_replaces_newer_ones",

@@ -1,4 +1,4 @@
-"""The simulated shell of every other task's supervisor: it follows the coordinator, and decides for itself once that one is lost."""
+"""The simulated shell of every other task's supervisor: it follows the coordinator, and decides alone once that is lost."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The simulated shell of a supervisor that runs the machine: task 0's, and that of an heir.
 
-Feeds the real machine, carries its commands out, arms its one timer. Owns what a process is to the simulator: it can be stopped, and
-killed, and what comes in meanwhile waits or is lost.
+Feeds the real machine, carries its commands out, arms its one timer. Owns what a process is to the simulator: it can be stopped
+and killed, and what comes in meanwhile waits or is lost.
 """
 
 from __future__ import annotations
@@ -91,11 +91,7 @@ class Shell:
             self.command.orphaned()
         self.leave()
         self.world.checks.step_checks.died(self)
-        if self.task:
-            self.world.at(1, self.world.supervisor.task_cut, self.task)
-        else:
-            for relay in self.world.shells[1:]:
-                self.world.at(1, relay.task_cut, 0)
+        self.world.links.closed(self.task)
 
     def leave(self) -> None:
         """It is over."""
@@ -221,7 +217,7 @@ class Machine:
             case "Say":
                 world.net.to_rank(world.processes[command.task, command.pid], command.word)
             case "LookUp":
-                self.checks.asked(command)
+                self.checks.asked()
                 if command.after_ms:
                     world.at(command.after_ms, self._look, command.why)
                 else:
@@ -301,7 +297,7 @@ class Supervisor(Shell, Machine):
                     self.byes.add(word.task)
                     self.world.checks.step_checks.said_bye(word.task)
                 for event in self.core.tasks.unfold(self.policy, self.state, word):
-                    self.checks.told(event, word)
+                    self.checks.told(event)
                     self.feed(event)
             case "Heard":
                 self.hear_words(word.words)
@@ -372,7 +368,7 @@ class Supervisor(Shell, Machine):
 
     def say_far(self, command: Any) -> None:
         """A word to a rank of another task, gathered by word and task."""
-        word, tasks = self.said.setdefault(id(command.word), (command.word, {}))
+        _, tasks = self.said.setdefault(id(command.word), (command.word, {}))
         tasks.setdefault(command.task, []).append(command.pid)
 
     def _flush(self) -> None:
@@ -401,7 +397,7 @@ class Supervisor(Shell, Machine):
             case "CheckAgain":
                 self._check(command)
             case "Commit":
-                self.checks.commits(command, self.found.get(command.round, []))
+                self.checks.disk.commits(command, self.found.get(command.round, []))
                 world.disk.commit(command)
             case "DropPartial":
                 world.disk.drop(command.partial)
@@ -437,7 +433,7 @@ class Supervisor(Shell, Machine):
 
     # --- the exit -------------------------------------------------------------------------------------------------------
 
-    def exit(self, code: int) -> None:
+    def exit(self, _code: int) -> None:
         """Leave, with all others that are there."""
         if self.policy.tasks == 1:
             self.leave()

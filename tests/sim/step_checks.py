@@ -1,4 +1,4 @@
-"""What must hold for a step of several supervisors: who is told, who leaves with whom, and what becomes of a lost coordinator's ranks.
+"""What must hold for a step of several supervisors: who is told, who leaves with whom, and what a lost coordinator leaves behind.
 
 Judges by what the simulated world really is: which processes live, which links are cut, which commands have ended.
 """
@@ -6,6 +6,8 @@ Judges by what the simulated world really is: which processes live, which links 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+from tests.sim.violation import Violation
 
 if TYPE_CHECKING:
     from tests.sim.relay_shell import Heir, RelayShell
@@ -29,15 +31,6 @@ ENDED_MS = 20_000
 BYE_MS = 3_000
 KILLED_MS = 200
 STALE = 76
-
-
-class Violation(Exception):
-    """A rule was broken."""
-
-    def __init__(self, rule: str, text: str) -> None:
-        super().__init__(f"{rule}: {text}")
-        self.rule = rule
-        self.text = text
 
 
 class StepChecks:
@@ -72,7 +65,7 @@ class StepChecks:
             boss: Any = self.coordinator
             if self._was_there(boss, since_ms) and boss.state.phase.name != "DONE" and boss.stay_until_ms is None:
                 task = boss.state.tasks.get(shell.task)
-                if task is not None and not task.gone:
+                if task is not None and not task.gone and not world.links.is_cut(shell.task, since_ms - 6 * NOTICED_MS):
                     self.broken("noticed", f"task {shell.task} is dead for {NOTICED_MS} ms, and taken for alive")
             return
         for relay in world.shells[1:]:
@@ -85,7 +78,8 @@ class StepChecks:
         boss, since_ms = self.world.supervisor, self.world.now - ENDED_MS
         if not self._was_there(boss, since_ms) or boss.stay_until_ms is not None or boss.state.tasks.get(shell.task) is None:
             return
-        if boss.state.notice is None and boss.state.restarts == 0:
+        checks = boss.state.phase.name in ("VERIFYING", "COMMITTING")  # What has been written is not thrown away for it.
+        if boss.state.notice is None and boss.state.restarts == 0 and not checks:
             self.broken("dead task", f"task {shell.task} is dead since {shell.dead_ms}, and training is not over")
 
     def _was_there(self, shell: Shell, since_ms: int) -> bool:
@@ -109,7 +103,9 @@ class StepChecks:
                 continue
             since_ms = max(shell.dead_ms, boss.woke_ms, current.began_ms)
             if world.now - since_ms > UNHEARD_MS:
-                self.broken("lost task", f"round {current.number} waits for task {shell.task}, dead for {world.now - since_ms} ms")
+                self.broken(
+                    "lost task", f"round {current.number} waits for task {shell.task}, dead for {world.now - since_ms} ms"
+                )
 
     def gone(self, before: Any, after: Any) -> None:
         """The coordinator takes tasks for gone: it must not have been able to hear them."""
@@ -121,8 +117,7 @@ class StepChecks:
             shell = world.shells[task.number]
             hindered = options.link_loss_percent > 5 or world.links.is_cut(task.number, world.now - 2 * NOTICED_MS)
             hindered = hindered or shell.stopped or shell.woke_ms > world.now - 2 * NOTICED_MS or shell.over
-            lost: Any = shell
-            if not hindered and lost.heir is None and (lost.lost_ms or 0) < world.now - 2 * NOTICED_MS:
+            if not hindered:
                 self.broken("gone", f"task {task.number} is taken for gone, and it is there")
 
     def told_exit(self, event: Any) -> None:
@@ -130,7 +125,9 @@ class StepChecks:
         command = self.world.shells[event.task].command
         restart = self.world.supervisor.state.restarts
         if command is None or command.restart != restart or command.code != event.code:
-            self.broken("exit code", f"the command of task {event.task} is said to have ended with {event.code} in start {restart}")
+            self.broken(
+                "exit code", f"the command of task {event.task} is said to have ended with {event.code} in start {restart}"
+            )
 
     def shared(self, boss: Any, checked: Any) -> None:
         """A task has checked its share: it has heard all that it passed on."""
@@ -165,8 +162,8 @@ class StepChecks:
     def took_over(self, shell: RelayShell) -> None:
         """A task decides for itself from here on: what its ranks do now is no longer the coordinator's."""
         boss, now, options = self.coordinator, self.world.now, self.world.options
-        hindered = boss.over or boss.stopped or boss.woke_ms > now - 2 * NOTICED_MS or options.link_loss_percent > 5
-        if not hindered and not self.world.links.is_cut(shell.task, now - 2 * NOTICED_MS):
+        hindered = boss.over or boss.stopped or boss.woke_ms > now - 2 * NOTICED_MS or options.link_loss_percent
+        if not hindered and not options.has("link_delay") and not self.world.links.is_cut(shell.task, now - 2 * NOTICED_MS):
             self.broken("lost", f"task {shell.task} takes the coordinator for lost, and it is there")
         for process in shell.command.processes if shell.command is not None else ():
             process.silenced = True
@@ -203,8 +200,14 @@ class StepChecks:
     def _is_known(self, shell: RelayShell) -> None:
         """The coordinator knows the ranks of a task that follows it again."""
         boss, world = self.world.supervisor, self.world
-        hindered = boss.over or boss.stopped or shell.over or shell.stopped or shell.heir is not None or world.options.link_loss_percent
-        if hindered or world.links.is_cut(shell.task, world.now - KNOWN_MS) or max(boss.woke_ms, shell.woke_ms) > world.now - KNOWN_MS:
+        hindered = (
+            boss.over or boss.stopped or shell.over or shell.stopped or shell.heir is not None or world.options.link_loss_percent
+        )
+        if (
+            hindered
+            or world.links.is_cut(shell.task, world.now - KNOWN_MS)
+            or max(boss.woke_ms, shell.woke_ms) > world.now - KNOWN_MS
+        ):
             return
         if boss.state.phase.name == "DONE" or world.options.has("link_delay") or shell.command is None:
             return
@@ -216,6 +219,11 @@ class StepChecks:
 
     def heir_left(self, heir: Heir, code: int) -> None:
         """An heir leaves."""
+        slurm, options, command = self.world.slurm, self.world.options, heir.shell.command
+        told = command is not None and any(process.left_n is not None for process in command.processes)
+        may = options.requeue == "auto" and heir.policy.can_look and slurm.batch and slurm.requeue_flag
+        if told and may and not (slurm.requeued or slurm.trouble or slurm.cancelled_ms is not None):
+            self.broken("lost", f"task {heir.task} leaves with {code}, its ranks were told to, and the job was not requeued")
         self._takes_command_along(heir.shell)
 
     # --- leaving ------------------------------------------------------------------------------------------------------
@@ -232,7 +240,12 @@ class StepChecks:
         if shell.command is None and code == STALE and boss.dead_ms is not None:
             return  # Nothing ran here, and nobody is there to say what to resume from.
         said = boss.checks.exit
-        if shell.command is None and code == STALE and not boss.over and self.world.links.is_cut(shell.task, self.world.now - NOTICED_MS):
+        if (
+            shell.command is None
+            and code == STALE
+            and not boss.over
+            and self.world.links.is_cut(shell.task, self.world.now - NOTICED_MS)
+        ):
             return
         if said is None or said[0] != code:
             self.broken("leaves alone", f"task {shell.task} leaves with {code}, and the coordinator with {said}")
@@ -264,10 +277,21 @@ class StepChecks:
     def relay_killed(self, shell: RelayShell) -> None:
         """SIGKILL of the step has come, and this task was still there."""
         boss, world = self.world.supervisor, self.world
-        if shell.heir is not None or shell.stopped or shell.state is None or not shell.state.joined or boss.stay_until_ms is None or boss.dead_ms is not None:
+        if (
+            shell.heir is not None
+            or shell.stopped
+            or shell.state is None
+            or not shell.state.joined
+            or boss.stay_until_ms is None
+            or boss.dead_ms is not None
+        ):
             return
         left_ms = world.now - (boss.stay_until_ms - BYE_MS)
-        hindered = world.links.is_cut(shell.task, world.now - left_ms) or world.options.link_loss_percent or world.options.has("link_delay")
+        hindered = (
+            world.links.is_cut(shell.task, world.now - left_ms)
+            or world.options.link_loss_percent
+            or world.options.has("link_delay")
+        )
         if left_ms > BYE_MS and not hindered and shell.woke_ms < world.now - left_ms and not world.options.has("unkillable"):
             self.broken("leaves alone", f"the coordinator has left {left_ms} ms ago, and task {shell.task} has not heard of it")
 

@@ -150,7 +150,11 @@ class Story:
     def _some_time_ms(self) -> int:
         """Some time, most of them around the notice."""
         story_ms, rng = self.options.story_ms, self.world.rng
-        return rng.randrange(story_ms + 6_000) if rng.random() < 0.4 else story_ms + rng.choice((30, 200, 1_000, 4_000)) * rng.randrange(1, 4)
+        return (
+            rng.randrange(story_ms + 6_000)
+            if rng.random() < 0.4
+            else story_ms + rng.choice((30, 200, 1_000, 4_000)) * rng.randrange(1, 4)
+        )
 
     def _dies(self, number: int) -> None:
         shell = self.world.shells[number]

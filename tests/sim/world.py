@@ -15,7 +15,7 @@ from typing import Any
 
 from ckpt_client import wire
 
-from tests.sim.checks import Checks, Violation
+from tests.sim.checks import Checks
 from tests.sim.code import Code
 from tests.sim.command import Command
 from tests.sim.disk import Disk
@@ -26,6 +26,7 @@ from tests.sim.shell import Supervisor
 from tests.sim.slurm import Slurm
 from tests.sim.story import Story
 from tests.sim.trainer import Gate, Process, racy
+from tests.sim.violation import Violation
 
 EVENTS_MAX = 200_000
 LIMIT_MS = 130_000

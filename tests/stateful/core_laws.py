@@ -23,6 +23,7 @@ SAME_MOMENT_MAX = 4
 TICKS_AHEAD = 8
 """So many deadlines ahead are tried after each step."""
 
+OF_THE_COORDINATOR = (do.Verify, do.CheckAgain, do.Commit, do.DropPartial, do.Prune, do.StartCommand, do.Meet, do.Announce)
 WAY_OUT = (Phase.LEAVING, Phase.REQUEUEING, Phase.DONE)
 SAID_ON_THE_WAY_OUT = (wire.Leave, wire.Abort, wire.Welcome, wire.Refused)
 
@@ -31,7 +32,8 @@ class Laws:
     """The judge of one run: what was asked for and answered so far."""
 
     def __init__(self, policy: Policy, state: State, commands: tuple[do.Command, ...], now_ms: int) -> None:
-        self.said_hello: set[int] = set()
+        self.said_hello: set[tuple[int, int]] = set()
+        """Task and process number."""
         self.at: dict[int, Position] = {}
         self.asked_round = 0
         """Newest round that a rank was asked to take part in."""
@@ -42,6 +44,8 @@ class Laws:
         self.saved: dict[int, set[Who]] = {}
         """Who has saved T's step, after Go."""
         self.verifying: set[int] = set()
+        self.found_intact: dict[int, set[int]] = {}
+        """Who has found its ranks' files of a round intact: tasks, by round."""
         self.committing: set[int] = set()
         self.committed: set[int] = set()
         self.calling = False
@@ -63,7 +67,7 @@ class Laws:
         self._hear(before, event)
         self._check_state(before, after)
         members = [len(state.round.members) if state.round else 0 for state in (before, after)]
-        assert len(commands) <= 4 * max(*members, len(before.ranks), len(after.ranks)) + 8
+        assert len(commands) <= 4 * max(*members, len(before.ranks), len(after.ranks)) + 8 + 4 * policy.tasks
         for command in commands:
             self._check(policy, before, event, after, command, now_ms)
         if before.phase is Phase.DONE:
@@ -96,7 +100,7 @@ class Laws:
     def _hear(self, before: State, event: ev.Event) -> None:
         match event:
             case wire.Hello():
-                self.said_hello.add(event.who.pid)
+                self.said_hello.add((event.who.task, event.who.pid))
             case wire.Ack() | wire.Arrived() | wire.Saved():
                 self._hear_member(before, event)
             case ev.Looked(view=JobView() as view):
@@ -107,6 +111,8 @@ class Laws:
                     and view.preempt_ms is None
                     and view.restarts <= before.start_restarts
                 )
+            case ev.Verified(round=number, problem="", task=task) if number in self.verifying:
+                self.found_intact.setdefault(number, set()).add(task)
             case ev.Committed(round=number, result=ev.CommitResult.COMMITTED | ev.CommitResult.ALREADY_THERE):
                 if number in self.committing:
                     self.committed.add(number)
@@ -159,10 +165,12 @@ class Laws:
             assert after.notice is not None
 
     def _check(self, policy: Policy, before: State, event: ev.Event, after: State, command: do.Command, now_ms: int) -> None:
-        assert self.exits == 0, "something is asked for after Exit"
+        assert self.exits == 0 or isinstance(command, do.Announce), "something is asked for after Exit"
+        if policy.heir:
+            assert not isinstance(command, OF_THE_COORDINATOR), "an heir saves nothing"
         match command:
-            case do.Say(pid=pid, word=word):
-                assert pid in self.said_hello, f"a word to process {pid}, which never said Hello"
+            case do.Say(pid=pid, word=word, task=task):
+                assert (task, pid) in self.said_hello, f"a word to process {pid} of task {task}, which never said Hello"
                 assert wire.decode_to_rank(wire.encode(word)) == word
                 self._check_word(before, after, word)
             case do.Verify(round=number):
@@ -171,11 +179,18 @@ class Laws:
                 assert before.round is not None
                 assert {member.who for member in before.round.members} == self.saved[number], "verified before all have saved"
                 self.verifying.add(number)
+            case do.CheckAgain(round=number, shares=shares):
+                assert number in self.verifying
+                asked = {share.task for share in shares}
+                assert asked
+                assert not asked & {0, *self.found_intact.get(number, ())}, "asked again although it has answered"
             case do.Commit(round=number, ranks=ranks, world_size=world_size, step=step):
                 assert isinstance(event, ev.Verified)
                 assert (event.round, event.problem) == (number, "")
                 assert number in self.verifying, "committed what was never given to verification"
                 assert number not in self.committing, "committed twice"
+                wrote = {who.task for who in self.saved[number]}
+                assert self.found_intact[number] >= {0, *wrote}, "committed before every task has checked its share"
                 assert ranks in (tuple(range(world_size)), (0,))
                 assert step == self.at[number].n
                 self.committing.add(number)
@@ -203,7 +218,15 @@ class Laws:
                 self.ended = True
             case do.Meet():
                 assert after.phase in WAY_OUT
-            case do.LookUp() | do.Prune():
+            case do.LookUp(after_ms=after_ms):
+                assert after_ms == 1_000 * policy.heir, "an heir waits its turn"
+            case do.Announce(stand=stand, tasks=some):
+                assert policy.tasks > 1
+                assert stand.code == after.exit_code
+                assert set(some or ()) <= {entry.number for entry in after.tasks}
+            case do.TurnAway():
+                assert isinstance(event, ev.Report)
+            case do.Prune():
                 pass
 
     def _check_word(self, before: State, after: State, word: wire.ToRank) -> None:

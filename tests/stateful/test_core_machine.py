@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 
 import hypothesis.strategies as st
+import msgspec
 from ckpt_client import wire
 from ckpt_client.wire import Position, SavedFile, Who
 from ckpt_supervisor.core import events as ev
-from ckpt_supervisor.core import machine
+from ckpt_supervisor.core import between, machine, tasks
 from ckpt_supervisor.core.policy import NOT_LOOKED, Policy
 from ckpt_supervisor.core.state import Asking, Phase
 from ckpt_supervisor.core.views import JobView, NoView
@@ -64,6 +65,8 @@ policies = st.builds(
     every_steps=st.sampled_from([0, 1, 3]),
     every_ms=st.sampled_from([None, 1, 5_000]),
     save_timeout_ms=st.sampled_from([1, 5_000, 900_000, 900_000]),
+    tasks=st.sampled_from([1, 1, 2, 3]),
+    heir=st.sampled_from([0, 0, 0, 0, 0, 1, 3]),
     leave_timeout_ms=st.sampled_from([None, 0, 2_000]),
     lead_ms=st.sampled_from([None, 0, 30_000]),
     lead_auto=st.booleans(),
@@ -72,7 +75,16 @@ policies = st.builds(
     restarts=st.sampled_from([0, 0, 1, 3]),
     resume_step=st.sampled_from([-1, NOT_LOOKED, 5]),
     resume_from=st.just(""),
-).map(lambda policy: policy if policy.slurm else dataclasses.replace(policy, can_look=False))
+).map(
+    # Without Slurm there is one task and nothing to look at; an heir decides for one task, and starts nothing again.
+    lambda policy: dataclasses.replace(
+        policy,
+        can_look=policy.slurm and policy.can_look,
+        tasks=policy.tasks if policy.slurm and not policy.heir else 1,
+        heir=policy.heir if policy.slurm else 0,
+        restarts=0 if policy.heir else policy.restarts,
+    )
+)
 
 depths = st.tuples(st.sampled_from(list(ev.Meaning)), st.integers(0, 12))
 
@@ -106,9 +118,19 @@ class Core(RuleBasedStateMachine):
     def feed(self, event: ev.Event, after_ms: int = 0) -> None:
         """One step, judged."""
         self.now += after_ms
+        if hasattr(event, "who"):
+            event = self.placed(event)
         before = self.state
         self.state, commands = machine.step(self.policy, before, event, self.now)
         self.laws.judge(self.policy, before, event, self.state, commands, self.now)
+
+    def placed(self, event: ev.Event) -> ev.Event:
+        """The same word, with the task put in whose supervisor it comes to."""
+        who = event.who  # type: ignore[union-attr]
+        who = msgspec.structs.replace(who, task=who.rank % self.policy.tasks)
+        if isinstance(event, ev.RankGone):
+            return dataclasses.replace(event, who=who)
+        return msgspec.structs.replace(event, who=who)  # type: ignore[type-var]
 
     def number(self, off: int = 0) -> int:
         """A round's number, right if `off` is 0."""
@@ -160,10 +182,56 @@ class Core(RuleBasedStateMachine):
 
     # --- the supervisor's own eyes and hands: anything, asked for or not ------------------------------------------------------
 
-    @rule(name=st.sampled_from(["SIGTERM", "SIGUSR1", "SIGHUP"]), meaning=st.sampled_from(list(ev.Meaning)), after=pauses)
-    def signal(self, name: str, meaning: ev.Meaning, after: int) -> None:
-        """A signal of any meaning."""
-        self.feed(ev.SignalCame(name, meaning), after)
+    @rule(
+        name=st.sampled_from(["SIGTERM", "SIGUSR1", "SIGHUP"]),
+        meaning=st.sampled_from(list(ev.Meaning)),
+        task=st.integers(0, 2),
+        after=pauses,
+    )
+    def signal(self, name: str, meaning: ev.Meaning, task: int, after: int) -> None:
+        """A signal of any meaning, to any task."""
+        self.feed(ev.SignalCame(name, meaning, min(task, self.policy.tasks - 1)), after)
+
+    @precondition(lambda self: self.policy.tasks > 1 and not self.over)
+    @rule(
+        task=st.sampled_from([1, 1, 2, 0, 7]),
+        odd=st.sampled_from([0, 0, 0, 0, 1, 2, 3]),
+        signals=st.dictionaries(st.sampled_from(["SIGTERM", "SIGUSR1"]), st.integers(1, 9), max_size=2),
+        code=st.sampled_from([None, None, None, 0, 137]),
+        gone=st.lists(whos, max_size=2),
+        after=pauses,
+    )
+    def report(self, task: int, odd: int, signals: dict[str, int], code: int | None, gone: list[Who], after: int) -> None:
+        """A task says where it stands, or one that cannot be it; also what it has said before, and less than that."""
+        placed = tuple((msgspec.structs.replace(who, task=task), "x") for who in gone)
+        word = ev.Report(
+            task=task,
+            version=between.VERSION + (odd == 1),
+            epoch=self.policy.epoch + (odd == 2),
+            host="a",
+            pid=9 if odd == 3 else 8,
+            signals=tuple((name, "LEAVE" if name == "SIGTERM" else "NOTICE", count) for name, count in signals.items()),
+            restart=self.state.restarts - (task == 2),
+            code=code,
+            gone=placed,
+        )
+        for event in tasks.unfold(self.policy, self.state, word):
+            self.feed(event, after)
+            after = 0
+
+    @precondition(lambda self: self.policy.tasks > 1 and not self.over)
+    @rule(task=st.integers(0, 3), after=pauses)
+    def cut(self, task: int, after: int) -> None:
+        """A connection to another supervisor is closed, also one that nobody knows."""
+        self.feed(ev.TaskCut(task), after)
+
+    @precondition(lambda self: self.policy.tasks > 1 and self.state.phase is Phase.RUNNING)
+    @rule(after=pauses)
+    def all_report(self, after: int) -> None:
+        """All tasks say where they stand."""
+        for task in range(1, self.policy.tasks):
+            self.feed(ev.Report(task, between.VERSION, self.policy.epoch, "a", 8), after)
+            after = 0
 
     @precondition(lambda self: not self.over)
     @rule(
@@ -218,7 +286,7 @@ class Core(RuleBasedStateMachine):
         current = self.state.round
         step = n if current is None or current.at is None else current.at.n
         events: list[ev.Event] = [
-            ev.Verified(self.number(off), "full", "" if good else "truncated", 1),
+            ev.Verified(self.number(off), "full", "" if good else "truncated", 1, n % self.policy.tasks),
             ev.Committed(self.number(off), step, commit, ""),
             ev.Met(good, "x"),
             ev.RequeueReturned(requeue, "x"),
@@ -230,7 +298,8 @@ class Core(RuleBasedStateMachine):
     @rule(who=whos, rank=st.integers(0, 5), code=st.sampled_from(CODES), after=pauses)
     def lost(self, who: Who, rank: int, code: int, after: int) -> None:
         """A process has ended, known or not; sometimes it is the command's."""
-        self.feed(ev.CommandExited(code) if rank == 0 else ev.RankGone(who, "x"), after)
+        task = who.rank % self.policy.tasks
+        self.feed(ev.CommandExited(code, task) if rank == 0 else ev.RankGone(who, "x"), after)
 
     @precondition(lambda self: self.state.phase is Phase.RUNNING and self.state.notice is None)
     @rule(n=st.sampled_from([-1, 0, 9]), kill_wait_ms=st.sampled_from([0, 6_000, 90_000]))
@@ -313,9 +382,12 @@ class Core(RuleBasedStateMachine):
                 else:
                     self.feed(wire.Saved(member.who, current.number, current.at.n, (), 7))
         elif current is not None and current.at is not None:
-            verified = ev.Verified(current.number, "full", "", 1)
+            if phase is Phase.VERIFYING:
+                for task in sorted(current.unverified):
+                    self.feed(ev.Verified(current.number, "full", "", 1, task))
+                return
             committed = ev.Committed(current.number, current.at.n, ev.CommitResult.COMMITTED, "")
-            self.feed(verified if phase is Phase.VERIFYING else committed)
+            self.feed(committed)
         elif phase is Phase.LEAVING:
             for rank in self.state.live:
                 self.feed(wire.Left(rank.who, 1, again=False), 1)

@@ -6,12 +6,15 @@ Must not: disturb anything; a check may wait for the facts that it judges.
 
 from __future__ import annotations
 
+import json
 import os
 from typing import TYPE_CHECKING, Any
 
 from tests.support.slurm_stage import instant
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tests.support.slurm_stage import Run
 
 BOTH = ("cgroup", "linuxproc")
@@ -42,6 +45,44 @@ def check_requeued(run: Run, code: int = 75, calls: int = 1, timeout: float = 40
     assert not [line for line in run.lines() if line.startswith("rc=") and line != f"rc={code}"]
 
 
+def check_step_requeued(run: Run, tasks: Iterable[int], code: int = 75, calls: int = 1, timeout: float = 40) -> None:
+    """Each of these tasks' supervisors has left with this status; back in the queue, once, by so many calls in slurmctld's log."""
+    for task in tasks:
+        assert run.wait_event("exit", timeout=timeout, attempt=0, task=task)["code"] == code
+    run.wait_requeued()
+    assert [call.error for call in run.requeue_calls()] == [None] * calls
+    assert run.job()["Restarts"] == "1"
+    assert len(run.requeued_at()) == 1
+    assert {record["JobState"] for record in run.lab.jobcomp(run.jobid)} <= set(ENDS)
+    assert not [line for line in run.lines() if line.startswith("rc=") and line != f"rc={code}"]
+    check_all_out_before_the_kill(run)
+
+
+def check_all_out_before_the_kill(run: Run) -> None:
+    """As below, and for the supervisors of all tasks."""
+    kill_at = max(instant(notice["ts"]) + notice["left_ms"] / 1000 for notice in run.events("notice", attempt=0))
+    assert max(instant(left["ts"]) for left in run.events("exit", attempt=0)) < kill_at
+
+
+def check_ranks(run: Run, ranks: Iterable[int]) -> None:
+    """Every committed checkpoint is intact, of one step, and of exactly these ranks."""
+    run.verify()
+    wanted = list(ranks)
+    for place in sorted(run.dir.glob("step-*")):
+        step = int(place.name.removeprefix("step-"))
+        manifest = json.loads((place / "manifest.json").read_text())
+        assert (manifest["step"], manifest["ranks"]) == (step, wanted), place
+        contents = [json.loads(file.read_text()) for file in sorted(place.glob("toy-*.json"))]
+        assert [(content["rank"], content["step"]) for content in contents] == [(rank, step) for rank in wanted], place
+
+
+def check_every_step_once(run: Run, ranks: Iterable[int]) -> None:
+    """Over all runs no rank has lost a step or done one twice."""
+    for rank in ranks:
+        steps = run.steps(rank)
+        assert steps == list(range(1, len(steps) + 1)), f"rank {rank}"
+
+
 def check_saved(run: Run) -> int:
     """Exactly one save, committed, and really intact; its step."""
     run.verify()
@@ -62,7 +103,7 @@ def check_older_stands(run: Run, step: int) -> None:
 def check_resumed_at(run: Run, step: int) -> None:
     """The job's second run begins at the step after this one (-1: at the beginning)."""
     run.wait_event("rank_hello", attempt=1, timeout=RESUME_S)
-    (started,) = run.events("command_started", attempt=1)
+    (started,) = run.events("command_started", attempt=1, task=0)
     assert started["resume_step"] == step
     run.wait_line(f" at {max(step, 0)} rank 0", timeout=RESUME_S)
 

@@ -86,6 +86,11 @@ def own_toy(*knobs: str) -> list[str]:
     return [PYTHON, OWN_TOY, "--no-torch", "--steps", "100000", "--step-ms", "20", "--log", "{log}", *words]
 
 
+def lock_step_toy(*knobs: str) -> list[str]:
+    """The same, with all ranks of the step in lock-step."""
+    return own_toy("--lock-step {log}.meet", *knobs)
+
+
 def instant(text: str) -> float:
     """Epoch seconds of a time in a journal (UTC) or in slurmctld's log (local)."""
     return datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone().timestamp()
@@ -101,6 +106,8 @@ class Run:
     out: Path
     dir: Path
     log: Path
+    nodes: list[str] = dataclasses.field(default_factory=list)
+    """All of its nodes, where it has several."""
 
     # What it has said so far
 
@@ -152,6 +159,14 @@ class Run:
         """Steps that were committed, in order."""
         return [entry["step"] for entry in self.events("commit", result="committed")]
 
+    def supervisor(self, task: int, attempt: int = 0) -> int:
+        """Process id of a task's supervisor."""
+        return int(self.wait_event("rank_hello", attempt=attempt, task=task)["pid"])
+
+    def trainer(self, rank: int, attempt: int = 0) -> int:
+        """Process id of a rank."""
+        return int(self.wait_event("rank_hello", attempt=attempt, rank=rank)["rank_pid"])
+
     def job(self) -> Job:
         """Slurm's record."""
         return self.lab.job(self.jobid)
@@ -195,8 +210,8 @@ class Run:
     # Disturbing
 
     def preempt(self) -> int:
-        """A job of `high` asks for this job's node."""
-        return self.lab.preempt([self.node])
+        """A job of `high` asks for this job's nodes."""
+        return self.lab.preempt(self.nodes or [self.node])
 
     def cancel(self, *options: str) -> None:
         """`scancel`."""
@@ -271,17 +286,21 @@ class Stage:
         command: Sequence[str] | None = None,
         env: Mapping[str, str] | None = None,
         anywhere: bool = False,
+        nodes: int = 1,
+        beside: Run | None = None,
     ) -> Run:
         """Submit a supervised toy with these knobs, or another command, in a script that has it in place of {run}.
 
-        The node is the next one, unless `anywhere` leaves that to Slurm. The directory is one of its own; `{log}` in a command is
-        the toy's log.
+        The nodes are the next ones, or those of the job that it is `beside`, unless `anywhere` leaves that to Slurm. The directory
+        is one of its own; `{log}` in a command is the toy's log.
         """
-        node = self.lab.nodes[len(self.runs)]
-        where = [] if anywhere else ["-w", node]
+        taken = len({node for run in self.runs for node in run.nodes})
+        mine = self.lab.nodes[taken : taken + nodes] if beside is None else beside.nodes
+        nodes = len(mine)
+        where = [f"-N{nodes}"] if anywhere else [f"-N{nodes}", "-w", ",".join(mine)]
         name = f"r{len(self.runs) + 1}"
         root = self.lab.root
-        run = Run(self.lab, 0, node, root / f"{name}.out", root / name, root / f"{name}.log")
+        run = Run(self.lab, 0, mine[0], root / f"{name}.out", root / name, root / f"{name}.log", mine)
         # Long enough that no test sees the end of it unless it asks to.
         words = list(command) if command is not None else toy_words("--steps 100000 --step-ms 20 --log", str(run.log), toy)
         words = [word.replace("{log}", str(run.log)) for word in words]  # also inside of a shell's words
@@ -301,10 +320,11 @@ class Stage:
         assert done.returncode == 0, f"{done.stdout}{done.stderr}"
         return max(int(path.name.removeprefix("step-")) for path in place.glob("step-*"))
 
-    def started(self, runs: Collection[Run] | None = None, least: int = 3) -> None:
-        """Until all of them are training."""
+    def started(self, runs: Collection[Run] | None = None, least: int = 3, ranks: int = 1) -> None:
+        """Until all of them are training, with so many ranks each."""
         for run in self.runs if runs is None else runs:
-            run.wait_steps(least)
+            for rank in range(ranks):
+                run.wait_steps(least, rank)
 
     def explain(self) -> str:
         """All jobs, and the end of slurmctld's log."""

@@ -11,11 +11,15 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import toy
+from lock_step import LockStep, place_of
 
+FAULTS = ("fail_save", "hang_save", "kill_self_in_save", "stop_self_in_save", "short_file", "wrong_step")
+FAULTS_AT_EXIT = ("--hang-at-exit", "--exit-code-after-leave=1")
 HELPER = """
 import signal, sys
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
@@ -24,26 +28,28 @@ sys.stdin.read()
 
 
 class Plain(toy.Plain):
-    """The toy's training, with the faults of its saves from a given save on, and an end of its own when a signal asks for it."""
+    """The toy's training, with more to say on who has its faults and when, in lock-step with other ranks if asked for."""
 
-    faults_from = 1
-    saves = 0
+    knobs = argparse.Namespace()
     broken_off = False
+    saves = 0
+    lock: LockStep | None = None
 
     def save(self, directory: Path, step: int) -> Any:
-        """The toy's save; the first ones without its faults and its slowness."""
+        """The toy's save; the first ones without its faults and its slowness, and only one rank's with them if asked for."""
         self.saves += 1
-        wanted = self.args
-        if self.saves < self.faults_from:
-            calm = {
-                "save_ms": 0.0,
-                "fail_save": False,
-                "hang_save": False,
-                "kill_self_in_save": False,
-                "stop_self_in_save": False,
-            }
-            self.args = argparse.Namespace(**{**vars(wanted), **calm})
+        wanted, knobs = self.args, self.knobs
+        args = dict(vars(wanted))
+        if self.saves < knobs.faults_from or knobs.faulty_rank not in (-1, self.words.rank):
+            args |= dict.fromkeys(FAULTS, False)
+        if self.saves < knobs.faults_from or knobs.slow_rank not in (-1, self.words.rank):
+            args["save_ms"] = 0.0
+        self.args = argparse.Namespace(**args)
         try:
+            if knobs.dies_in_save and knobs.faulty_rank in (-1, self.words.rank):
+                os._exit(77)
+            if knobs.meet_in_save:
+                self.meet(f"save {step}")
             return super().save(directory, step)
         finally:
             self.args = wanted
@@ -53,7 +59,39 @@ class Plain(toy.Plain):
         if Plain.broken_off:
             self.words.say("broken off")
             raise SystemExit(0)
+        if n == self.knobs.dies_at and self.knobs.faulty_rank in (-1, self.words.rank):
+            os._exit(77)
+        self.meet(f"step {n}")
         super().step(n)
+
+    def load(self, directory: Path) -> None:
+        """The toy's load, and its words on what was loaded."""
+        self.words.say(f"load {directory}")
+        super().load(directory)
+
+    def meet(self, where: str) -> None:
+        """Wait for all ranks."""
+        if self.knobs.lock_step:
+            self.lock = self.lock or place_of(self.knobs.lock_step)
+            self.lock.meet(where)
+
+
+class Unhooked:
+    """What a rank without a hook calls in its place."""
+
+    def step(self, n: int) -> None:
+        """Nothing."""
+
+
+def unhooked(args: argparse.Namespace, words: toy.Words, training: Any) -> Iterator[tuple[Any, int]]:
+    """The numbers of the steps of a rank that never attaches: it takes the weights that rank 0 has saved."""
+    resume_from = os.environ.get("CKPT_SUPERVISE_RESUME_FROM", "")
+    if resume_from:
+        training.n = int(Path(resume_from).name.removeprefix("step-"))
+        training.value = toy.chain(training.n, words.rank)
+    words.say(f"ready pid {os.getpid()} at {training.n}")
+    for n in range(training.n + 1, args.steps + 1):
+        yield Unhooked(), n
 
 
 def own_handler(number: int, what: str) -> None:
@@ -85,6 +123,13 @@ def options() -> argparse.Namespace:
     add = parser.add_argument
     add("--ranks", type=int, default=0, help="as --ranks=N")
     add("--faults-from", type=int, default=1, help="number of the first save that is slow or faulty")
+    add("--faulty-rank", type=int, default=-1, help="only this rank has the faults; -1: all")
+    add("--slow-rank", type=int, default=-1, help="only this rank's save takes --save-ms; -1: all")
+    add("--dies-at", type=int, default=0, metavar="STEP", help="exit with 77 there, without a word")
+    add("--dies-in-save", action="store_true", help="the same, in the first save")
+    add("--lock-step", default="", metavar="PATH", help="all ranks wait for each other in every step (lock_step.py)")
+    add("--meet-in-save", action="store_true", help="and in every save")
+    add("--rank-0-only", action="store_true", help="only rank 0 attaches; with --mode attach")
     add("--slower-ranks-ms", type=int, default=0, help="each rank's save takes so much longer than that of the rank before it")
     add("--own-usr1", action="store_true", help="a handler of its own that only prints")
     add("--ends-on-term", type=int, default=-1, help="this rank has a handler of its own and ends with 0 on SIGTERM")
@@ -100,11 +145,15 @@ def main() -> int:
     args = options()
     if args.ranks:
         return launch(args.ranks)
-    rank = int(os.environ.get("RANK", "0"))
+    rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
     if args.slower_ranks_ms:
         sys.argv += ["--save-ms", str((rank + 1) * args.slower_ranks_ms)]
-    Plain.faults_from = args.faults_from
+    Plain.knobs = args
     toy.Plain = Plain  # type: ignore[misc]
+    if args.faulty_rank not in (-1, rank):
+        sys.argv[1:] = [word for word in sys.argv[1:] if word not in FAULTS_AT_EXIT]
+    if args.rank_0_only and rank:
+        toy.numbers = unhooked
     if args.own_usr1:
         own_handler(signal.SIGUSR1, "USR1")
     if args.ends_on_term == rank:

@@ -17,6 +17,8 @@ SRUN = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "2"}
         (SRUN, None, Identity(5, 8, 2, 0, distributed=False)),
         (SRUN | TORCHRUN, None, Identity(3, 4, 1, 0, distributed=False)),
         (SRUN | TORCHRUN, (6, 7), Identity(6, 7, 1, 0, distributed=True)),
+        (SRUN | {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}, None, Identity(2, 4, 2, 0, distributed=False)),
+        (SRUN | {"PMI_RANK": "1", "PMI_SIZE": "4"}, None, Identity(1, 4, 2, 0, distributed=False)),
         ({"RANK": "3"}, None, Identity(0, 1, 0, 0, distributed=False)),
         ({"RANK": "4", "WORLD_SIZE": "4"}, None, Identity(0, 1, 0, 0, distributed=False)),
         ({"RANK": "", "WORLD_SIZE": "x", **SRUN}, None, Identity(5, 8, 2, 0, distributed=False)),
@@ -28,7 +30,7 @@ SRUN = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "2"}
 def test_the_first_source_that_makes_sense_is_believed(
     environment: dict[str, str], distributed: tuple[int, int] | None, expected: Identity
 ) -> None:
-    """torch.distributed, then torchrun's variables, then Slurm's, then 0 of 1; garbage counts as absent."""
+    """torch.distributed, then torchrun's variables, then mpirun's (field case 119), then Slurm's, then 0 of 1; garbage counts as absent."""
     assert identify(environment, distributed) == expected
 
 

@@ -33,6 +33,8 @@ GIVEN: list[tuple[str, str, str, Any]] = [
     ("save-timeout", "1h", "save_timeout_ms", 3_600_000),
     ("leave-timeout", "1500ms", "leave_timeout_ms", 1_500),
     ("notice-horizon", "1d", "notice_horizon_ms", 86_400_000),
+    ("interface", "ib0", "interface", "ib0"),
+    ("join-timeout", "90s", "join_timeout_ms", 90_000),
     ("allow-restart-from-scratch", "yes", "allow_restart_from_scratch", True),
 ]
 
@@ -82,6 +84,8 @@ def test_without_any_option_the_documented_defaults_hold() -> None:
         leave_timeout_ms=None,
         notice_horizon_ms=600_000,
         allow_restart_from_scratch=False,
+        interface="",
+        join_timeout_ms=300_000,
         command=("python", "train.py", "--lr", "3"),
     )
 

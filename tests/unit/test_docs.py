@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ckpt_client import wire
 from ckpt_supervisor import config, ctl
-from ckpt_supervisor.core import policy
+from ckpt_supervisor.core import between, policy
 from ckpt_supervisor.core.state import Phase, Stage
 from ckpt_supervisor.store import Verdict
 
@@ -62,10 +62,11 @@ def test_the_protocol_lists_every_word_with_its_fields() -> None:
     """Names and fields of all words, in the order in which they travel, and the version."""
     found = {
         code_words(name)[0]: [field.strip() for field in fields.split(",")]
-        for head in ("from a rank", "to a rank")
+        for head in ("from a rank", "to a rank", "from a relay", "from the coordinator")
         for name, fields, _ in table("docs/protocol.md", head)
     }
-    words = [*typing.get_args(wire.FromRank), *typing.get_args(wire.ToRank)]
+    kinds = (wire.FromRank, wire.ToRank, between.Up, between.Down)
+    words = [word for kind in kinds for word in typing.get_args(kind)]
     assert found == {word.__name__: list(word.__struct_fields__) for word in words}
     assert f"Version **{wire.VERSION}**" in (ROOT / "docs" / "protocol.md").read_text()
 

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 from ckpt_supervisor.slurm import SlurmEnv
-from ckpt_supervisor.startup import Job, command_line, job_of, job_warnings, refusal, warnings
+from ckpt_supervisor.startup import Job, command_line, job_of, job_warnings, warnings
 
 PATH = "/ckpt/step-000000009"
 SRUN = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "3", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
@@ -88,11 +88,9 @@ def test_a_job_that_cannot_come_back_is_told_about_at_the_start() -> None:
     assert job_warnings(requeue=False, batch=False, wants_requeue=False) == []
 
 
-def test_several_supervisors_in_one_step_are_refused_with_the_way_out() -> None:
-    """Not silently several checkpoints beside each other: one task, and the ranks below it."""
-    assert refusal(job_in({})) == ""
-    assert refusal(job_in(SRUN)) == ""
-    assert refusal(job_in({"SLURM_JOB_ID": "77", "SLURM_NTASKS": "4"})) == ""
-    several = refusal(job_in({**SRUN, "SLURM_NTASKS": "4"}))
-    assert "this step has 4 tasks" in several
-    assert "srun --ntasks=1 ckpt-supervise -- torchrun" in several
+def test_a_step_has_as_many_supervisors_as_srun_has_tasks() -> None:
+    """A batch script speaks of the whole job's tasks, and is alone."""
+    assert job_in({}).tasks == 1
+    assert job_in(SRUN).tasks == 1
+    assert job_in({"SLURM_JOB_ID": "77", "SLURM_NTASKS": "4"}).tasks == 1
+    assert job_in({**SRUN, "SLURM_NTASKS": "4"}).tasks == 4

@@ -130,11 +130,13 @@ def _of_tasks(event: Event, before: State, after: State) -> Iterator[Entry]:
         old = before.tasks.get(task.number)
         if old is task:
             continue
-        if old is None or (old.gone and not task.gone):
-            fields = {"of_task": task.number, "host": task.host, "task_pid": task.pid}
-            yield _info("task_joined" if old is None else "task_back", **fields)
+        fields = {"of_task": task.number, "host_of_task": task.host, "task_pid": task.pid}
+        if old is None:
+            yield _info("task_joined", **fields)
+        elif old.gone and not task.gone:
+            yield _info("task_back", **fields)
         elif task.gone and not old.gone:
-            yield Entry("task_gone", "warning", {"of_task": task.number, "host": task.host, "task_pid": task.pid})
+            yield Entry("task_gone", "warning", fields)
 
 
 def _is_awaited(current: Round | None, who: wire.Who) -> bool:
@@ -255,7 +257,7 @@ def _round_over(old: Round, after: State, now_ms: int) -> Iterator[Entry]:
     yield from _members(old, given_up.round, now_ms)
     shown = itertools.islice(given_up.round.members, RANKS_SHOWN_MAX)
     fields["ranks"] = {str(member.who.rank): member.stage.value for member in shown}
-    yield Entry("round_given_up", "warning", {**fields, "reason": given_up.reason})
+    yield Entry("round_given_up", "warning", {**fields, "reason": given_up.reason, "in_a_row": after.given_up_in_a_row})
 
 
 def _of_phase(before: State, after: State) -> Iterator[Entry]:

@@ -58,7 +58,7 @@ class RankGone:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CommandExited:
-    """A task's command has ended with this exit code (128 + n for signal n)."""
+    """A task's command has ended with this exit code (128 + n for signal n). Task 0 is the machine's own, an heir's too."""
 
     code: int
     task: int = 0

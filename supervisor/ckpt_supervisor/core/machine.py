@@ -61,6 +61,7 @@ def start(policy: Policy, now_ms: int) -> Result:
         start_restarts=policy.start_restarts,
         started=policy.resume_step != NOT_LOOKED,
         epoch=policy.epoch,
+        beat_ms=now_ms,
         next_save_ms=None if policy.every_ms is None else now_ms + policy.every_ms,
     )
     return notices.look(policy, state, "start", now_ms)
@@ -356,6 +357,7 @@ def _committing(policy: Policy, state: State, event: Event, now_ms: int) -> Resu
                     state,
                     committed_step=max(state.committed_step, current.at.n),
                     committed_here=True,
+                    given_up_in_a_row=0,
                     round=replace(current, committed=True, verify_by_ms=now_ms + turns.LOOK_MS),
                 )
                 return turns.saved_all(policy, state, now_ms)

@@ -74,6 +74,15 @@ def signalled(policy: Policy, state: State, event: SignalCame, now_ms: int) -> t
     return look(policy, replace(state, notice=notice), f"signal {event.name}", now_ms)
 
 
+def inherited(state: State, kill_at_ms: int | None, now_ms: int) -> State:
+    """An heir takes a notice over that came a while ago: the time that is left is cut from now on."""
+    notice = state.notice
+    assert notice is not None
+    kill_at_ms = notice.kill_at_ms if kill_at_ms is None else min(notice.kill_at_ms, kill_at_ms)
+    notice = dataclasses.replace(notice, kill_at_ms=kill_at_ms, budget=cut(now_ms, kill_at_ms))
+    return replace(state, notice=notice, asked_ms=now_ms if state.looking else state.asked_ms)
+
+
 def _nearer(policy: Policy, notice: Notice, now_ms: int) -> Notice:
     """A further SIGTERM: until a look says otherwise it is that of the end, a scancel or a requeue, and KillWait runs from it.
 

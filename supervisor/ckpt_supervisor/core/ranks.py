@@ -60,6 +60,8 @@ def heard(state: State, word: FromRank, now_ms: int) -> State | None:
     rank = state.rank(word.who)
     if rank is None or rank.gone:
         return None
+    if state.at_work and isinstance(word, wire.Saved | wire.Failed | wire.Finished | wire.Left):
+        state = replace(state, at_work=state.at_work - {word.who})
     match word:
         case wire.Finished():
             return put(state, replace(rank, finished=True, stopped_at=None))
@@ -77,6 +79,7 @@ def heard(state: State, word: FromRank, now_ms: int) -> State | None:
 
 def gone(state: State, who: Who) -> State:
     """Mark this rank as gone: its process has ended."""
+    state = replace(state, at_work=state.at_work - {who}) if state.at_work else state
     rank = state.rank(who)
     return state if rank is None or rank.gone else put(state, replace(rank, gone=True, stopped_at=None))
 

@@ -15,7 +15,7 @@ from ckpt_client import wire
 from ckpt_client.wire import FromRank, Who
 from msgspec.structs import replace
 
-from ckpt_supervisor.core import machine, ranks
+from ckpt_supervisor.core import machine, notices, ranks
 from ckpt_supervisor.core.between import VERSION, Check, Checked, Report, Stand, Tell, Turned
 from ckpt_supervisor.core.commands import (
     Command,
@@ -317,18 +317,24 @@ def inherit(policy: Policy, state: Relay, now_ms: int) -> tuple[State, tuple[Com
     for number in (state.newest_round, wire.NO_ROUND):
         word = wire.Abort(number, "the coordinator was lost")
         commands += tuple(to(rank.who, word) for rank in heir.live)
-    if state.code is not None:
-        heir, more = machine.step(policy, heir, CommandExited(state.code), now_ms)
-        commands += more
-    for came in _signals_in_force(state, stand):
-        heir, more = machine.step(policy, heir, came, now_ms)
+    heir, more = _notice_in_force(policy, state, heir, now_ms)
+    commands += more
+    # The notice comes first: a command that has ended because it was told to is not taken for training that ended by itself.
+    for event in (Tick(), *(() if state.code is None else (CommandExited(state.code),))):
+        heir, more = machine.step(policy, heir, event, now_ms)
         commands += more
     return heir, commands
 
 
-def _signals_in_force(state: Relay, stand: Stand) -> tuple[SignalCame, ...]:
-    asks = (Meaning.LEAVE, Meaning.NOTICE, Meaning.INTERRUPT)
-    recent = tuple(came for at_ms, came in state.recent if at_ms >= state.stood_ms - RECENT_MS and came.meaning in asks)
-    if recent or stand.left_ms is None:
-        return recent[-1:]
-    return (SignalCame("notice of the coordinator", Meaning.LEAVE),)
+def _notice_in_force(policy: Policy, state: Relay, heir: State, now_ms: int) -> tuple[State, tuple[Command, ...]]:
+    """The notice of the coordinator, or of a signal that may not have reached it, from the time on when it came."""
+    asks = [item for item in state.recent if item[1].meaning in (Meaning.LEAVE, Meaning.NOTICE, Meaning.INTERRUPT)]
+    left_ms = None if state.stand is None else state.stand.left_ms
+    if asks and asks[-1][0] >= state.stood_ms - RECENT_MS:
+        at_ms, came = asks[-1]
+    elif left_ms is not None:
+        at_ms, came = asks[-1][0] if asks else state.stood_ms, SignalCame("notice of the coordinator", Meaning.LEAVE)
+    else:
+        return heir, ()
+    heir, commands = notices.signalled(policy, heir, came, at_ms)
+    return notices.inherited(heir, None if left_ms is None else state.stood_ms + left_ms, now_ms), commands

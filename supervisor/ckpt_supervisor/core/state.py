@@ -254,6 +254,7 @@ class State(msgspec.Struct, frozen=True):
     round: Round | None = None
     given_up: GivenUp | None = None
     """The last round that ended without a checkpoint."""
+    given_up_in_a_row: int = 0
     newest_round: int = 0
     last_n: int = -1
     """Step of the last T that was fixed: a rank's own stop at or before it is an echo."""
@@ -272,6 +273,8 @@ class State(msgspec.Struct, frozen=True):
     """The first of them that is not 0."""
     over: bool = False
     """The commands of all tasks have ended."""
+    at_work: frozenset[Who] = frozenset()
+    """Ranks whose saves may still be running although their round was given up."""
     writing: frozenset[Who] = frozenset()
     """Ranks that were saving when another one's failure ended training: their writes are not cut short."""
     write_by_ms: int = 0

@@ -172,7 +172,7 @@ def _is_gone(state: State, number: int) -> bool:
 
 def started_again(state: State) -> State:
     """The commands of all tasks are started once more."""
-    return replace(state, codes=Table(), failed=None, code=None, over=False)
+    return replace(state, codes=Table(), failed=None, code=None, over=False, at_work=frozenset())
 
 
 def due(policy: Policy, state: State, now_ms: int) -> tuple[State, tuple[Task, ...]]:

@@ -56,14 +56,17 @@ def begin(policy: Policy, state: State, kind: Kind, now_ms: int) -> Result:
     """Ask all ranks to save, if there is anybody to ask."""
     if kind is Kind.LEAVE:
         assert state.notice is not None
+        wait_ms = waits_until_ms(state)
+        waits = wait_ms is not None and now_ms < wait_ms
         if policy.heir and state.code is None:
+            if waits:
+                return state, ()  # It may be a rehearsal.
             reason = "" if state.inherited_fresh else "the coordinator, task 0's supervisor, was lost"
             return leaving.leave(policy, state, state.inherited_fresh, reason, now_ms)
         if state.code is not None:
             return command_over(policy, state, now_ms)
         if not state.live:
-            wait_ms = waits_until_ms(state)
-            if wait_ms is not None and now_ms < wait_ms:
+            if waits:
                 return state, ()  # Nobody can save; a rehearsal must not end a training that only has not attached yet.
             return leaving.leave(policy, state, False, _nobody(state), now_ms)
         if now_ms >= state.notice.budget.save_by_ms:
@@ -239,15 +242,14 @@ def give_up(policy: Policy, state: State, reason: str, now_ms: int, again: bool 
     if state.phase in (Phase.AGREEING, Phase.SAVING):
         state = ranks.no_longer_stopped(state)  # Abort releases those stops too; later ones belong to the next round.
     committing = state.phase is Phase.COMMITTING
-    if state.code is not None and state.phase is Phase.SAVING and state.notice is None:
-        # What a rank writes may be a file of its own, where it always was: another one's failure must not cut it in half.
-        at_it = (Stage.ARRIVED, Stage.SAVING) if current.go else ()
-        writing = frozenset(member.who for member in current.members if member.stage in at_it)
-        state = replace(state, writing=writing, write_by_ms=now_ms + WRITE_MS)
+    if state.phase is Phase.SAVING and current.go:
+        at_it = (Stage.ARRIVED, Stage.SAVING)
+        state = replace(state, at_work=frozenset(member.who for member in current.members if member.stage in at_it))
     state = replace(
         state,
         round=None,
         given_up=GivenUp(current, reason),
+        given_up_in_a_row=state.given_up_in_a_row + 1,
         phase=Phase.RUNNING,
         next_save_ms=next_save_ms(policy, now_ms),
     )
@@ -343,6 +345,9 @@ def command_over(policy: Policy, state: State, now_ms: int) -> Result:
     """The command has ended and no round is running."""
     code = state.code
     assert code is not None
+    if code != 0 and state.at_work and state.notice is None:
+        # What a rank writes may be a file of its own, where it always was: another one's failure must not cut it in half.
+        state = replace(state, writing=state.at_work, at_work=frozenset(), write_by_ms=now_ms + WRITE_MS)
     if state.writing:
         return state, ()
     if state.notice is not None and not (code == 0 and not state.ranks):

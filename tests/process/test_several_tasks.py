@@ -1,0 +1,323 @@
+"""Several supervisors in one step, without Slurm: they agree, fail together, and lose one another in good order.
+
+Field cases 84, 104, 107, 116, 117, 118, 122 and 124 with real processes; tests/slurm/test_steps.py has the rows on real Slurm.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from ckpt_supervisor import store
+
+from tests.support.run import eventually, is_alive, supervised, toy
+from tests.support.tasks_stage import KILL_WAIT, Step, step_of, task_env
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OFTEN = (*KILL_WAIT, "--every-steps", 10)
+
+
+def whole(step: Step, number: int) -> None:
+    """This checkpoint is intact, holds a file of every rank, and all of them are of its step."""
+    path = step.dir / f"step-{number:09d}"
+    assert store.verify_checkpoint(path).verdict is store.Verdict.INTACT
+    manifest = json.loads((path / "manifest.json").read_bytes())
+    assert manifest["ranks"] == list(range(len(step.runs)))
+    for rank in manifest["ranks"]:
+        assert json.loads((path / f"toy-{rank:05d}.json").read_bytes())["step"] == number
+
+
+@pytest.mark.parametrize("told", [0, 2])
+def test_a_signal_to_one_task_alone_has_all_ranks_save_the_same_step(tmp_path: Path, told: int) -> None:
+    """Row 3: the coordinator or a relay is told, and no other one."""
+    with step_of(tmp_path, 3) as step:
+        step.trained()
+        step[told].signal(signal.SIGTERM)
+        assert step.codes() == [75, 75, 75]
+        (committed,) = step.committed()
+        whole(step, committed)
+        for rank in range(3):
+            assert step.steps(rank) == list(range(1, committed + 1)), "no step was run after the one that was saved"
+        assert len(step.events("notice", task=0)) == 1, "one notice for one signal"
+
+
+def test_one_broadcast_is_one_notice_however_many_tasks_tell_of_it(tmp_path: Path) -> None:
+    """Slurm signals every task, a little apart."""
+    with step_of(tmp_path, 4) as step:
+        step.trained()
+        for run in step.runs:
+            run.signal(signal.SIGUSR2)
+        step.event("round_committed")
+        for run in step.runs:
+            run.signal(signal.SIGTERM)
+        assert step.codes() == [75] * 4
+        assert [line["kind"] for line in step.events("round_begun")] == ["save and go on", "save and leave"]
+        assert len(step.events("signal", task=0, signal="SIGTERM")) == 4, "each is in the journal"
+
+
+def test_all_tasks_resume_from_the_same_checkpoint(tmp_path: Path) -> None:
+    """Field case 104: it is chosen once, and the commands start when it is."""
+    with step_of(tmp_path, 3, options=OFTEN) as step:
+        step.trained()
+        step.event("round_committed", 2)
+        step[0].signal(signal.SIGTERM)
+        assert step.codes() == [75] * 3
+        newest = step.committed()[-1]
+    with step_of(tmp_path, 3, options=OFTEN) as step:
+        for task in range(3):
+            step.event("command_started", task=task, resume_step=newest, epoch=2)
+        eventually(lambda: all(max(step.steps(rank)) > newest + 2 for rank in range(3)), "steps after the resume")
+        for rank in range(3):
+            done = step.steps(rank)
+            assert done == list(range(1, len(done) + 1)), "none lost, none twice"
+
+
+def test_a_rank_that_fails_to_save_leaves_the_older_checkpoint_and_training_goes_on(tmp_path: Path) -> None:
+    """Row 6 and field case 118: the rank is named, and nothing of that round is committed."""
+    with step_of(tmp_path, 3, options=OFTEN, of_task={2: ("--fail-save",)}) as step:
+        step.trained(25)
+        given_up = step.event("round_given_up", 2)
+        assert "rank 2 (task 2, pid" in given_up["reason"]
+        assert "No space left on device" in given_up["reason"]
+        assert step.committed() == []
+        assert all(run.process.poll() is None for run in step.runs)
+        eventually(lambda: not list(step.dir.glob(".partial-*")), "the partial directories are gone")
+
+
+def test_a_broken_file_of_one_task_is_found_by_that_task(tmp_path: Path) -> None:
+    """Row 6: what a rank wrote is read where it was written, and what is wrong with it names the task."""
+    script = (
+        "import ckpt_client as ckpt, io, os, time, zipfile\n"
+        "rank = int(os.environ['SLURM_PROCID'])\n"
+        "def save(directory, step):\n"
+        "    made = io.BytesIO()\n"
+        "    with zipfile.ZipFile(made, 'w') as archive: archive.writestr('state/data.pkl', bytes(5000))\n"
+        "    data = made.getvalue()\n"
+        "    (directory / f'{rank}.pt').write_bytes(data[: len(data) // (1 + rank)])\n"
+        "    return directory / f'{rank}.pt'\n"
+        "for i in ckpt.steps(10**6, save=save, load=print): time.sleep(0.02)\n"
+    )
+    python, where = toy()[0], tmp_path / "c"
+    with (
+        supervised(tmp_path / "a", [python, "-c", script], *OFTEN, env=task_env(0, 2), directory=where) as first,
+        supervised(tmp_path / "b", [python, "-c", script], *OFTEN, env=task_env(1, 2), directory=where),
+    ):
+        reason = str(first.event("round_given_up")["reason"])
+        assert "verification of task 1's ranks: " in reason
+        assert "1.pt" in reason
+        assert not list(where.glob("step-*"))
+
+
+def test_a_path_that_two_ranks_report_fails_the_round(tmp_path: Path) -> None:
+    """Field case 107 in small: both would write state.pt, and neither knows of the other."""
+    script = (
+        "import ckpt_client as ckpt, time\n"
+        "def save(directory, step):\n"
+        "    (directory / 'state.pt').write_text(str(step)); return directory / 'state.pt'\n"
+        "for i in ckpt.steps(10**6, save=save, load=print): time.sleep(0.02)\n"
+    )
+    python = toy()[0]
+    with (
+        supervised(tmp_path / "a", [python, "-c", script], *OFTEN, env=task_env(0, 2), directory=tmp_path / "c") as first,
+        supervised(tmp_path / "b", [python, "-c", script], *OFTEN, env=task_env(1, 2), directory=tmp_path / "c"),
+    ):
+        assert "reported twice, by rank" in str(first.event("round_given_up")["reason"])
+        assert not list((tmp_path / "c").glob("step-*"))
+
+
+def test_a_task_that_fails_ends_the_step_with_its_status(tmp_path: Path) -> None:
+    """One rank's crash ends all within seconds, and commits nothing."""
+    with step_of(tmp_path, 3, options=KILL_WAIT, of_task={1: ("--steps", 30, "--exit-code", 77)}) as step:
+        step.trained()
+        assert step.codes() == [77, 77, 77]
+        assert step.committed() == []
+        assert not any(is_alive(step.pid(rank)) for rank in range(3))
+
+
+def test_a_task_that_fails_does_not_cut_the_others_writes_in_half(tmp_path: Path) -> None:
+    """A save that runs is let come to its end before the step ends: its file may be the user's only one."""
+    slow = ("--save-ms", 1_500, "--save-elsewhere", tmp_path / "own")
+    with step_of(tmp_path, 2, options=KILL_WAIT, of_task={0: slow, 1: ("--kill-self-in-save",)}) as step:
+        step.trained()
+        step[0].signal(signal.SIGUSR2)
+        assert step.codes() == [137, 137]
+        assert json.loads((tmp_path / "own" / "toy-00000.json").read_bytes())["rank"] == 0
+        assert [word[0] for word in step.words(0)].count("saved") == 1
+
+
+def test_all_tasks_end_with_0_when_training_is_over(tmp_path: Path) -> None:
+    """Nobody is cut off because another one was done first."""
+    with step_of(tmp_path, 3, "--steps", 20, of_task={2: ("--step-ms", 80)}) as step:
+        assert step.codes() == [0, 0, 0]
+        assert [max(step.steps(rank)) for rank in range(3)] == [20, 20, 20]
+        assert not list((step.dir / ".rendezvous").glob("*.json")), "no key outlives the step"
+
+
+def test_tasks_are_started_again_in_place_together(tmp_path: Path) -> None:
+    """--restarts: one task's failure starts all of them again from the newest checkpoint."""
+    with step_of(tmp_path, 2, options=(*OFTEN, "--restarts", 1), of_task={1: ("--steps", 35, "--exit-code", 77)}) as step:
+        again = step.event("command_started", task=1, restart=1)
+        assert again["resume_step"] == step.event("command_started", task=0, restart=1)["resume_step"] >= 10
+        assert step.codes() == [77, 77]
+
+
+def test_a_relay_that_is_killed_ends_the_step_and_is_named(tmp_path: Path) -> None:
+    """A killed supervisor takes its ranks with it, so no checkpoint can be whole any more."""
+    with step_of(tmp_path, 3, options=OFTEN) as step:
+        step.trained()
+        step.event("round_committed")
+        step[2].signal(signal.SIGKILL)
+        assert [step[0].code(), step[1].code()] == [137, 137]
+        gone = step.event("task_gone", of_task=2)
+        assert gone["task_pid"] == step[2].process.pid
+        assert step[0].intact() == step.committed()
+
+
+def test_a_relay_that_is_killed_under_a_notice_leaves_the_older_checkpoint_in_time(tmp_path: Path) -> None:
+    """Row 5: this round is given up within the deadline, and the reason names the task and its rank."""
+    with step_of(tmp_path, 3, options=KILL_WAIT, of_task={1: ("--save-ms", 2_000)}) as step:
+        step.trained()
+        step[0].signal(signal.SIGUSR2)
+        older = int(step.event("round_committed")["step"])
+        step[0].signal(signal.SIGTERM)
+        step.event("rank_saving", rank=1, round=int(step.event("round_begun", kind="save and leave")["round"]))
+        step[1].signal(signal.SIGKILL)
+        began = time.monotonic()
+        assert [step[0].code(), step[2].code()] == [76, 76]
+        assert time.monotonic() - began < 9
+        assert step.committed() == [older]
+        assert "task 1 on " in step[0].err
+        assert "with rank 1 for " in step[0].err
+
+
+def test_without_its_coordinator_training_goes_on_and_leaves_when_it_is_told(tmp_path: Path) -> None:
+    """Row 5, no notice: the others notice within 5 s, commit nothing, train on, and leave with 76 when a notice comes."""
+    with step_of(tmp_path, 3, options=OFTEN) as step:
+        step.trained()
+        step.event("round_committed")
+        step[0].signal(signal.SIGKILL)
+        began = time.monotonic()
+        for task in (1, 2):
+            step.event("coordinator_lost", task=task)
+        assert time.monotonic() - began < 5
+        committed, done = step.committed(), max(step.steps(1))
+        eventually(lambda: max(step.steps(1)) > done + 25, "training goes on beyond its next save")
+        assert step.committed() == committed
+        for task in (1, 2):
+            step[task].signal(signal.SIGTERM)
+        assert [step[1].code(), step[2].code()] == [76, 76]
+        assert "task 0's supervisor" in step[1].err
+        assert sorted(path.name for path in step.dir.glob("step-*")) == [f"step-{n:09d}" for n in sorted(committed)[-3:]]
+
+
+def test_ranks_that_are_parked_go_on_when_the_coordinator_is_killed(tmp_path: Path) -> None:
+    """A round that nobody can finish any more holds nobody."""
+    with step_of(tmp_path, 3, options=OFTEN, of_task={0: ("--hang-save",)}) as step:
+        step.event("rank_written", rank=1)
+        step[0].signal(signal.SIGKILL)
+        began, done = time.monotonic(), max(step.steps(1))
+        eventually(lambda: max(step.steps(1)) > done + 5, "training goes on")
+        assert time.monotonic() - began < 8
+
+
+def test_a_coordinator_that_was_stopped_is_followed_again(tmp_path: Path) -> None:
+    """While it was stopped nobody was heard; that makes nobody gone, and the next save is one of all ranks."""
+    with step_of(tmp_path, 3, options=KILL_WAIT) as step:
+        step.trained()
+        step[0].signal(signal.SIGSTOP)
+        for task in (1, 2):
+            step.event("coordinator_lost", task=task)
+        step[0].signal(signal.SIGCONT)
+        for task in (1, 2):
+            step.event("coordinator_back", task=task)
+        assert step.events("task_gone") == []
+        step[0].signal(signal.SIGUSR2)
+        step.event("round_committed")
+        whole(step, step.committed()[-1])
+
+
+def test_a_relay_that_was_stopped_is_heard_again(tmp_path: Path) -> None:
+    """It was gone meanwhile; its rank takes part again, with what it is."""
+    with step_of(tmp_path, 3, options=KILL_WAIT) as step:
+        step.trained()
+        step[1].signal(signal.SIGSTOP)
+        step.event("task_gone", of_task=1)
+        step[0].signal(signal.SIGUSR2)
+        assert "1 of 3 ranks are not there: 1" in step.event("round_given_up")["reason"]
+        step[1].signal(signal.SIGCONT)
+        step.event("task_back", of_task=1)
+        step[0].signal(signal.SIGUSR2)
+        step.event("round_committed")
+        whole(step, step.committed()[-1])
+
+
+def test_without_a_shared_directory_the_error_names_it(tmp_path: Path) -> None:
+    """--dir on a disk of the node: the other tasks find nobody, and say where they have looked."""
+    quick = (*KILL_WAIT, "--join-timeout", "700ms")
+    with supervised(tmp_path / "a", toy(), *quick, env=task_env(1, 2), directory=tmp_path / "mine") as run:
+        assert run.code() == 2
+        assert str(tmp_path / "mine") in run.err
+        assert "on a file system that all nodes of the job share" in run.err
+
+
+def test_an_interface_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:
+    """And names those that are."""
+    with supervised(tmp_path / "a", toy(), "--interface", "nope7", env=task_env(0, 2)) as run:
+        assert run.code() == 2
+        assert len(run.err.splitlines()) == 1
+        assert "nope7" in run.err
+        assert "lo" in run.err
+
+
+def test_different_temporary_directories_are_no_matter(tmp_path: Path) -> None:
+    """Field case 141: ipc stays on its node, and nothing of it lies in the shared directory."""
+    with step_of(tmp_path, 2, options=OFTEN) as step:
+        step.trained()
+        step.event("round_committed")
+        sockets = [path for path in step.dir.rglob("*") if path.is_socket()]
+        assert sockets == []
+
+
+def test_random_bytes_on_its_sockets_do_not_disturb_training(tmp_path: Path) -> None:
+    """Row 8, a few seconds of it: saves go on, every task is there, and strangers are told of once."""
+    over = threading.Event()
+
+    def noise(port: int, seed: int) -> None:
+        rng = random.Random(seed)
+        while not over.is_set():
+            try:
+                with socket.create_connection(("127.0.0.1", port), 1) as connection:
+                    connection.settimeout(0.05)
+                    connection.sendall(rng.randbytes(rng.choice((1, 64, 5_000))))
+                    connection.recv(64)
+            except OSError:
+                continue
+
+    with step_of(tmp_path, 2, options=OFTEN) as step:
+        step.trained()
+        (invitation,) = (step.dir / ".rendezvous").glob("*.json")
+        assert (invitation.stat().st_mode & 0o777, invitation.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+        port = int(json.loads(invitation.read_bytes())["addresses"][0].rpartition(":")[2])
+        noises = [threading.Thread(target=noise, args=(port, seed)) for seed in range(2)]
+        before = len(step.committed())
+        for thread in noises:
+            thread.start()
+        try:
+            step.event("round_committed", before + 8)
+        finally:
+            over.set()
+            for thread in noises:
+                thread.join()
+        assert step.events("task_gone") == step.events("round_given_up") == []
+        assert os.listdir(step.dir / ".rendezvous") == [invitation.name]
+        step[0].signal(signal.SIGTERM)
+        assert step.codes() == [75, 75]
