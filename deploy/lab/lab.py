@@ -36,7 +36,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_up(commands.add_parser("up", help="bring a lab up; prints one JSON line"))
     for name, text in (("down", "end it"), ("status", "what runs"), ("env", "the export line for a shell")):
         commands.add_parser(name, help=text).add_argument("--root", required=True)
-    for name, text in (("node-kill", "SIGKILL all of a node"), ("node-start", "bring the node back")):
+    for name, text in (
+        ("node-kill", "SIGKILL all of a node"),
+        ("node-cut", "have Slurm lose nodes (N1,N2) whose tasks run on"),
+        ("node-start", "bring the node back"),
+    ):
         node = commands.add_parser(name, help=text)
         node.add_argument("--root", required=True)
         node.add_argument("node")
@@ -102,6 +106,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], dict[str, Any] | None]] = {
     "env": _env,
     "daemon": lambda given: lab_life.daemon(_root(given.root), given.name, given.action),
     "node-kill": lambda given: lab_life.node_kill(_root(given.root), given.node),
+    "node-cut": lambda given: lab_life.node_cut(_root(given.root), given.node),
     "node-start": lambda given: lab_life.node_start(_root(given.root), given.node),
     "install": lambda _: lab_install.install(),
     "make-chroot": lambda given: lab_chroot.make(_root(given.other), given.suite, given.share),

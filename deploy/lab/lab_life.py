@@ -149,6 +149,18 @@ def node_kill(root: str, node: str) -> dict[str, Any]:
     return {"node": node, "state": "DOWN"}
 
 
+def node_cut(root: str, nodes: str) -> dict[str, Any]:
+    """Nodes (with commas between) that Slurm loses though they live: slurmds and slurmstepds end, their tasks run on."""
+    lab = load(root)
+    names = [_known_node(lab, node) for node in nodes.split(",")]
+    daemons = [process for node in names if (process := lab_daemons.find(lab, f"slurmd.{node}")) is not None]
+    lab_proc.end([*daemons, *lab_proc.stepds([lab.node_log(node) for node in names])], signal.SIGKILL, 5)
+    answer = lab_daemons.client(lab, "scontrol", "update", f"NodeName={nodes}", "State=DOWN", "Reason=lab")
+    if answer.returncode != 0:
+        raise LabError(f"{nodes} are cut off, but slurmctld was not told: {answer.stderr.strip()}")
+    return {"nodes": names, "state": "DOWN"}
+
+
 def node_start(root: str, node: str) -> dict[str, Any]:
     """The node's return: its slurmd again, then State=RESUME, then wait until it can be used."""
     lab = load(root)

@@ -25,8 +25,14 @@ class Closings:
         self._watched = watched
 
     def __enter__(self) -> Closings:
-        self.socket: zmq.Socket[bytes] = self._watched.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        address = f"inproc://closings-{id(self)}"
+        self._watched.monitor(address, zmq.EVENT_DISCONNECTED)
+        self.socket = self._watched.context.socket(zmq.PAIR)
         self.socket.set(zmq.LINGER, 0)
+        # No bound here: libzmq's I/O thread waits in a monitor's full pipe, and then nobody is heard at all. A thousand connections
+        # of a stranger between two turns of the loop would do it.
+        self.socket.set(zmq.RCVHWM, 0)
+        self.socket.connect(address)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -35,7 +41,7 @@ class Closings:
     def close(self) -> None:
         """Before the watched socket is closed. A second call does nothing."""
         if not self.socket.closed:
-            self._watched.disable_monitor()
+            self._watched.monitor(None, 0)
             self.socket.close(linger=0)
 
     def receive(self) -> list[int]:

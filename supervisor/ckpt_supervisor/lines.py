@@ -6,6 +6,7 @@ journal's lane: sooner, its thread would have the interpreter before each word i
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from ckpt_supervisor.core.describe import Entry, folded
@@ -29,14 +30,20 @@ class Lines:
         self._lanes = lanes
         self._told: set[str] = set()
         self._lines: list[tuple[Entry, Stamp]] = []
+        self._together: list[Entry] = []
 
     def log(self, entry: Entry) -> None:
         """One line for the journal."""
         self._lines.append((entry, self._journal.stamp()))
 
-    def log_together(self, entries: list[Entry]) -> None:
-        """The lines of words that came in one frame: what is the same of several ranks is one line."""
-        for entry in folded(entries):
+    def log_later(self, entries: Iterable[Entry]) -> None:
+        """Lines of one of many words that came together: in this turn what is the same of several ranks becomes one line."""
+        self._together += entries
+
+    def fold(self) -> None:
+        """All of those have been taken in."""
+        together, self._together = self._together, []
+        for entry in folded(together):
             self.log(entry)
 
     def garbage(self, garbage: Garbage) -> None:
@@ -57,7 +64,7 @@ class Lines:
         self._lanes.post("journal", "journal", write, _ignore)
 
     def tell_given_up(self, reason: object, in_a_row: int, newest: int) -> None:
-        """A save that failed while training goes on is told, but not again for the same reason; that none succeeds is told again."""
+        """A save that failed while training goes on is told, once for each reason; that none succeeds is told again."""
         text = str(reason or "")
         if in_a_row in MANY:
             stands = f"step {newest} is the newest checkpoint" if newest >= 0 else "there is no checkpoint"

@@ -56,6 +56,9 @@ _SIGNATURE_BYTES = 10
 """What a ZeroMQ peer says first, unasked (RFC 23): 0xff, eight bytes, 0x7f."""
 
 
+_NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+
+
 class NoLink(Exception):
     """No socket for the other tasks could be had; the message says why."""
 
@@ -154,10 +157,12 @@ class Hub:
 
     def broadcast(self, tasks: Iterable[int], word: between.Down) -> None:
         """Send one word to these tasks."""
-        frame = between.encode(word)
+        frame, send = between.encode(word), self.socket.send
         for task in tasks:
             try:
-                self.socket.send_multipart([_name_of(task), frame], flags=zmq.NOBLOCK)
+                # Not send_multipart: it costs as much again, and this is said to thousands.
+                send(_name_of(task), _MORE)
+                send(frame, _NOW)
             except zmq.ZMQError:
                 continue
 

@@ -24,7 +24,7 @@ from ckpt_supervisor.disk import Resume
 from ckpt_supervisor.garbage import Garbage
 from ckpt_supervisor.joining import Joined
 from ckpt_supervisor.lines import Lines
-from ckpt_supervisor.links import Hub
+from ckpt_supervisor.links import WORDS_PER_TURN_MAX, Hub
 from ckpt_supervisor.peers import LINGER_MS, ToCoordinator, ToTasks, see_off
 
 
@@ -35,6 +35,8 @@ class Coordinating:
         self._hub = hub
         self._lines = lines
         self._to_tasks = ToTasks(hub)
+        self.is_behind = False
+        """More has come than was taken in in the last turn."""
 
     def register(self, poller: zmq.Poller) -> None:
         """Have the loop woken by what comes."""
@@ -50,11 +52,14 @@ class Coordinating:
         """What the other tasks say. Who may connect is answered here too."""
         for denied in self._hub.answer_zap():
             self._lines.garbage(denied)
+        count = 0
         for word in self._hub.receive():
+            count += 1
             if isinstance(word, Garbage):
                 self._lines.garbage(word)
             else:
                 yield word
+        self.is_behind = count >= WORDS_PER_TURN_MAX
 
     def say(self, command: do.Say) -> None:
         """A word to a rank of another task."""
@@ -80,8 +85,11 @@ class Coordinating:
     def part(self, policy: Policy, state: State, code: int, now_ms: int) -> None:
         """Have all tasks leave with this status; bounded."""
         self.flush()
-        there = frozenset(task.number for task in state.tasks if not task.gone and not task.bye)
-        late = see_off(self._hub, self._hub.socket, msgspec.structs.replace(tasks.stand(policy, state, now_ms), code=code), there)
+        gone = {task.number for task in state.tasks if task.gone or task.bye}
+        poller = zmq.Poller()
+        self.register(poller)
+        stand = msgspec.structs.replace(tasks.stand(policy, state, now_ms), code=code)
+        late = see_off(self._hub, poller, stand, frozenset(range(1, policy.tasks)) - gone)
         if late:
             self._lines.log(Entry("tasks_stay", "warning", {"of_tasks": sorted(late)}))
 

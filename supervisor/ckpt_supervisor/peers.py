@@ -47,6 +47,9 @@ class Hub(Protocol):
     def receive(self) -> Iterator[between.Up | Garbage]:
         """The words that are here."""
 
+    def answer_zap(self) -> list[Garbage]:
+        """Let in who may come."""
+
     def close(self, linger_ms: int) -> None:
         """Close, after what was sent is out."""
 
@@ -66,12 +69,20 @@ class ToTasks:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._waiting: dict[int, tuple[wire.ToRank, dict[int, list[int]]]] = {}
+        self._waiting: dict[object, tuple[wire.ToRank, dict[int, list[int]]]] = {}
 
     def say(self, command: do.Say) -> None:
-        """One word to one rank. Words that are one object go out together."""
-        _, tasks = self._waiting.setdefault(id(command.word), (command.word, {}))
-        tasks.setdefault(command.task, []).append(command.pid)
+        """One word to one rank. Words that are one object go out together; of "you are heard" all do, as it overtakes nothing."""
+        word = command.word
+        key = word if isinstance(word, wire.Wait) else id(word)
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            waiting = self._waiting[key] = (word, {})
+        pids = waiting[1].get(command.task)
+        if pids is None:
+            waiting[1][command.task] = [command.pid]
+        else:
+            pids.append(command.pid)
 
     def flush(self) -> None:
         """Send what was gathered."""
@@ -115,19 +126,22 @@ class ToCoordinator:
             self._spoke.send(between.Heard(self._task, tuple(words)))
 
 
-def see_off(hub: Hub, socket: zmq.Socket[bytes], stand: between.Stand, tasks: frozenset[int]) -> frozenset[int]:
-    """Tell these tasks the exit status until each has said goodbye, within a bound; who has not."""
-    poller = zmq.Poller()
-    poller.register(socket, zmq.POLLIN)
+def see_off(hub: Hub, poller: zmq.Poller, stand: between.Stand, tasks: frozenset[int]) -> frozenset[int]:
+    """Tell these tasks the exit status until each has said goodbye, within a bound; who has not.
+
+    `poller` tells of the hub's sockets. A task that has not joined yet is let in to hear it: nobody else will be there for it.
+    """
     end_ms, next_ms = _now_ms() + STAY_MS, 0
     while tasks and (now := _now_ms()) < end_ms:
         if now >= next_ms:
             next_ms = now + SAY_AGAIN_MS
             hub.broadcast(tasks, stand)
         poller.poll(max(1, min(next_ms, end_ms) - now))
+        hub.answer_zap()
         for word in hub.receive():
-            if isinstance(word, between.Report) and word.bye:
-                tasks -= {word.task}
+            if isinstance(word, between.Report):
+                hub.send(word.task, stand)
+                tasks -= {word.task} if word.bye else frozenset()
     hub.close(LINGER_MS)
     return tasks
 

@@ -95,7 +95,7 @@ def measure() -> list[Row]:
             exponent(SIZES, [size.ms for size in sizes]),
             "",
             BAR_EXPONENT,
-            f"exponent of N, by least squares of logarithms; from the ends alone {_between_ends(sizes):.2f}, of the coordinator's CPU "
+            f"exponent of N, by least squares of logarithms; from the ends alone {_between_ends(sizes):.2f}, of the CPU "
             f"{exponent(SIZES, [size.cpu_ms for size in sizes]):.2f}; "
             + ", ".join(f"{size.tasks}: {size.ms:.0f} ms" for size in sizes),
         ),

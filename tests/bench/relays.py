@@ -27,6 +27,7 @@ from ckpt_supervisor import links
 from ckpt_supervisor.core import between
 from ckpt_supervisor.core.tasks import BEAT_MS
 from ckpt_supervisor.invitation import Invitation
+from ckpt_supervisor.journal import read_lines
 from ckpt_supervisor.rendezvous import find
 
 from tests.bench.started import cpu_seconds
@@ -179,10 +180,16 @@ class Crowd:
         while not enough():
             now = time.monotonic()
             if now > end:
-                raise AssertionError(f"not within {BOUND_S:g} s: {what}; {self.reached}")
+                told = {kind.__name__: count for kind, count in self.reached.items()}
+                raise AssertionError(f"not within {BOUND_S:g} s: {what}; {told}; {self._given_up()}")
             self._beat(now)
             for fd, _ in self._epoll.poll(0.02):
                 self._hear(self._by_fd[fd])
+
+    def _given_up(self) -> list[str]:
+        """What the coordinator's journal says of it."""
+        lines = [line for path in (self.directory / "journal").glob("*.jsonl") for line in read_lines(path)]
+        return [line["reason"] for line in lines if line["event"] == "round_given_up"]
 
     def _beat(self, now: float) -> None:
         for task in self._tasks:

@@ -321,3 +321,14 @@ def test_random_bytes_on_its_sockets_do_not_disturb_training(tmp_path: Path) -> 
         assert os.listdir(step.dir / ".rendezvous") == [invitation.name]
         step[0].signal(signal.SIGTERM)
         assert step.codes() == [75, 75]
+
+
+def test_tasks_that_join_late_hear_that_nothing_is_started(tmp_path: Path) -> None:
+    """Only damaged checkpoints: the coordinator refuses at once, and nobody waits for it until --join-timeout."""
+    broken = tmp_path / "ckpt" / "step-000000100"
+    broken.mkdir(parents=True)
+    (broken / "manifest.json").write_text("{}")
+    with step_of(tmp_path, 3) as step:
+        assert step.codes(20) == [76, 76, 76]
+        assert "none is intact" in step[0].err
+        assert step.events("command_started") == []

@@ -357,7 +357,7 @@ class Checks:
         for member in current.members:
             process = world.process(member.who)
             unheard = process.stopped or world.net.is_cut(process) or self.step_checks.is_unheard(process)
-            if process.alive and not unheard and process.is_beyond(current.at):
+            if process.alive and not unheard and process.protocol is not None and process.is_beyond(current.at):
                 since_ms = self.hopeless.setdefault(current.number, now)
                 if now - since_ms > HOPELESS_MS:
                     self.broken(
@@ -385,7 +385,8 @@ class Checks:
         told = told and not self.machine.shell.stopped and not woken  # It could not know when its time began.
         state = self.machine.state
         stays = world.slurm.trouble and state.phase.name == "REQUEUEING"
-        stays = stays or (world.slurm.requeued and world.options.has("step_ends"))  # Nothing tells of the end of a step.
+        # Nothing tells of the end of a step alone, where the job's end explains the signal as well.
+        stays = stays or (world.options.has("step_ends") and (world.slurm.requeued or world.slurm.preempt_ms is not None))
         # With looks that failed it cannot know of a later scancel.
         stays = stays or (world.slurm.failed and state.notice is not None and state.notice.kill_at_ms > world.now)
         if told and not stays and not world.options.has("unkillable"):
@@ -404,7 +405,7 @@ class Checks:
         if not interrupted:
             alone = options.tasks == 1 or self.of is not None
             codes = {own_code} if alone else {command.code for command in world.commands}
-            if any(shell.dead_ms is not None for shell in world.shells):
+            if options.has("link_reset") or any(shell.dead_ms is not None for shell in world.shells):
                 codes.add(KILLED)
             if code not in codes:
                 self.broken("status", f"exit {code}, the command ended with {own_code}")

@@ -31,6 +31,8 @@ MODULES = (
     "leaving",
     "tasks",
     "turns",
+    "checking",
+    "losses",
     "machine",
     "relay",
 )

@@ -256,12 +256,12 @@ LEAVING = (
     fault(
         "requeue_before_commit",
         (
-            "machine",
-            "            return state, (commit,)\n",
-            "            if current.kind is Kind.LEAVE and state.notice is not None:\n"
-            "                state, more = leaving.leave(policy, state, True, '', now_ms)\n"
-            "                return state, (commit, *more)\n"
-            "            return state, (commit,)\n",
+            "checking",
+            "    return state, (commit,)\n",
+            "    if current.kind.name == 'LEAVE' and state.notice is not None:\n"
+            "        state, more = turns.leaving.leave(policy, state, True, '', now_ms)\n"
+            "        return state, (commit, *more)\n"
+            "    return state, (commit,)\n",
         ),
     ),
     fault(
@@ -316,9 +316,9 @@ LEAVING = (
     fault(
         "verification_ignored",
         (
-            "machine",
-            "            if problem:\n                where = ",
-            "            if False:\n                where = ",
+            "checking",
+            "    if event.problem:\n        where = ",
+            "    if False:\n        where = ",
         ),
     ),
     fault(

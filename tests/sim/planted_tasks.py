@@ -30,20 +30,20 @@ TASKS = (
     fault(
         "committed_without_the_word_of_a_task",
         (
-            "machine",
-            "            if current.unverified:\n                return state, ()\n",
-            "            if 0 in current.unverified:\n                return state, ()\n",
+            "checking",
+            "    if current.unverified:\n        return state, ()\n",
+            "    if 0 in current.unverified:\n        return state, ()\n",
         ),
         tasks=3,
     ),
     fault(
         "checked_of_a_task_counts_for_all",
-        ("machine", "unverified=current.unverified - {task},", "unverified=frozenset(),"),
+        ("checking", "unverified=current.unverified - {event.task},", "unverified=frozenset(),"),
         tasks=3,
     ),
     fault(
         "ranks_of_a_lost_task_are_waited_for",
-        ("machine", "                if member.who.task in numbers:\n", "                if member.who.task < 0:\n"),
+        ("losses", "                if member.who.task in numbers:\n", "                if member.who.task < 0:\n"),
         mode="swarm",
         faults=frozenset({"dead_task"}),
         tasks=3,
@@ -261,7 +261,7 @@ TASKS = (
     ),
     fault(
         "own_nap_taken_for_the_silence_of_others",
-        ("tasks", "    nap = state.stepped_ms and now_ms - state.stepped_ms > NAP_MS\n", "    nap = False\n"),
+        ("tasks", "    nap = tick.behind or now_ms - state.stepped_ms > NAP_MS\n", "    nap = False\n"),
         mode="swarm",
         faults=frozenset({"stopped_coordinator"}),
         tasks=2,
@@ -285,7 +285,7 @@ TASKS = (
     ),
     fault(
         "lost_checks_are_not_asked_again",
-        ("turns", "    return current.said_ms + rounds.RESEND_MS\n", "    return None\n"),
+        ("checking", "    return current.said_ms + rounds.RESEND_MS\n", "    return None\n"),
         mode="lossy",
         story="preempt",
         faults=frozenset({"link_loss"}),

@@ -222,6 +222,8 @@ class StepChecks:
         slurm, options, command = self.world.slurm, self.world.options, heir.shell.command
         told = command is not None and any(process.left_n is not None for process in command.processes)
         may = options.requeue == "auto" and heir.policy.can_look and slurm.batch and slurm.requeue_flag
+        if options.story == "preempt_cancel":
+            may = False  # The end of a grace that Slurm does not requeue after.
         if told and may and not (slurm.requeued or slurm.trouble or slurm.cancelled_ms is not None):
             self.broken("lost", f"task {heir.task} leaves with {code}, its ranks were told to, and the job was not requeued")
         self._takes_command_along(heir.shell)

@@ -19,7 +19,7 @@ from tests.support.slurm_checks import (
     check_resumed_at,
     check_step_requeued,
 )
-from tests.support.slurm_stage import TRAPPED, lock_step_toy
+from tests.support.slurm_stage import TRAPPED, lock_step_toy, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ LOSSES = {
     "rank before": ("--step-ms 500", {0, 1}, "rank 1 (task 1"),
     "rank during": ("--faulty-rank 1 --faults-from 2 --save-ms 1500 --kill-self-in-save", {0, 1}, "rank 1 (task 1"),
     "rank after": ("--slow-rank 0 --faults-from 2 --save-ms 3000", {0, 1}, "task 1 ended with status 137"),
-    "rank stopped": ("", {0, 1}, "rank 1 (task 1"),
+    "rank stopped": ("--step-ms 500", {0, 1}, "rank 1 (task 1"),
     "relay": ("--faults-from 2 --save-ms 2000", {0}, "task 1"),
     "coordinator": ("--faults-from 2 --save-ms 2000", {1}, "task 0's supervisor, was lost"),
 }
@@ -39,12 +39,11 @@ LOSSES = {
 
 def lose(run: Run, what: str) -> None:
     """Preempt the job, and take away what is to be lost at its moment."""
-    if what == "rank stopped":
-        os.kill(run.trainer(1), signal.SIGSTOP)
     run.preempt()
-    if what == "rank before":
+    if what in ("rank before", "rank stopped"):
         run.wait_event("round_begun", 2)
-        os.kill(run.trainer(1), signal.SIGKILL)
+        # Not before the notice: on linuxproc its SIGCONT reaches every process of the step.
+        os.kill(run.trainer(1), signal.SIGKILL if what == "rank before" else signal.SIGSTOP)
     elif what == "rank after":
         run.wait_event("rank_written", 2, rank=1, task=0)
         os.kill(run.trainer(1), signal.SIGKILL)
@@ -59,7 +58,8 @@ def test_whoever_is_lost_in_the_grace_the_older_checkpoint_stands_and_the_job_co
     new_stage: Callable[..., Stage], proctrack: str, srun: str
 ) -> None:
     """Row 5: a rank killed before, during and after its save, one stopped, a relay and task 0 killed: older stands, named."""
-    stage = new_stage(nodes=2 * len(LOSSES), proctrack=proctrack, grace=4)
+    # With -K a killed task starts KillWait for all others, and no further SIGTERM tells of an accepted requeue.
+    stage = new_stage(nodes=2 * len(LOSSES), proctrack=proctrack, grace=4, kill_wait=9)
     for knobs, _, _ in LOSSES.values():
         stage.submit("-n2", "-p", "low", command=lock_step_toy(knobs), srun=srun, script=TRAPPED, nodes=2)
     stage.started(ranks=2)
@@ -72,10 +72,85 @@ def test_whoever_is_lost_in_the_grace_the_older_checkpoint_stands_and_the_job_co
     for run, what in zip(stage.runs, LOSSES, strict=True):
         lose(run, what)
     for run, step, (_, tasks, named) in zip(stage.runs, older, LOSSES.values(), strict=True):
-        check_step_requeued(run, tasks, code=76)
+        check_step_requeued(run, tasks, code=76, killed=tasks != {0, 1})
         check_older_stands(run, step)
         check_ranks(run, range(2))
         lines = [entry["line"] for entry in run.events("exit", attempt=0)]
         assert [line for line in lines if named in line and f"step-{step:09d} stands" in line], lines
     for run, step in zip(stage.runs, older, strict=True):
         check_resumed_at(run, step)
+
+
+SAVES = {
+    "--fail-save": "No space left on device",
+    "--short-archive": "toy-00001.pt",
+    "--says-another-step": "saved step 59, agreed was step 60",
+}
+"""The fault of rank 1's saves from the second one on, and what the round that is given up has to name."""
+
+
+def test_a_save_that_fails_on_one_rank_costs_that_checkpoint_and_nothing_else(new_stage: Callable[..., Stage]) -> None:
+    """Row 6: rank 1's save raises, is cut off, is of another step: periodic saves go by, and as the last one the older stands."""
+    stage = new_stage(nodes=2 * len(SAVES), proctrack="cgroup", grace=6)
+    for fault in SAVES:
+        toy = lock_step_toy("--faulty-rank 1 --faults-from 2", fault)
+        stage.submit("-n2", "-p", "low", command=toy, supervise="--every-steps 30", script=TRAPPED, nodes=2)
+    for run, named in zip(stage.runs, SAVES.values(), strict=True):
+        given_up = run.wait_event("round_given_up", step=60)
+        assert named in given_up["reason"]
+        assert "rank 1" in given_up["reason"] or "task 1" in given_up["reason"]
+    for run in stage.runs:
+        for rank in range(2):
+            run.wait_steps(95, rank)
+        run.preempt()
+    for run in stage.runs:
+        check_step_requeued(run, range(2), code=76)
+        check_older_stands(run, 30)
+        check_ranks(run, range(2))
+        line = run.event("exit", attempt=0, task=0)["line"]
+        assert "rank 1" in line or "task 1" in line
+        check_resumed_at(run, 30)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_an_older_attempt_that_lives_on_where_slurm_has_lost_it_commits_nothing_more(
+    new_stage: Callable[..., Stage], stopped: bool
+) -> None:
+    """Row 7: two nodes lost with all that runs there; the job starts elsewhere, the old step saves on, or wakes in its save."""
+    stage = new_stage(nodes=4, proctrack="linuxproc")
+    toy = lock_step_toy(f"--save-ms {2500 if stopped else 500}")
+    # Of what they print through Slurm nothing arrives any more.
+    srun = f"srun bash -c 'exec \"$0\" \"$@\" >>{stage.lab.root}/own.out 2>&1'"
+    how = {"supervise": "--every-steps 40", "srun": srun, "script": TRAPPED}
+    run = stage.submit("-n2", "-p", "low", command=toy, anywhere=True, nodes=2, **how)
+    run.wait_event("commit", 2, result="committed")
+    old = run.supervisor(0)
+    nodes = stage.lab.nodes_of(run.jobid)
+    if stopped:
+        run.wait_event("rank_saving", 3, rank=1, task=0)
+    stage.lab.node_cut(nodes)
+    if stopped:
+        os.kill(old, signal.SIGSTOP)  # Not before: a stopped process whose slurmstepd dies gets SIGHUP and SIGCONT.
+    resumed = run.wait_event("command_started", attempt=1, task=0, timeout=60)
+    began = resumed["ts"]
+    assert resumed["resume_step"] == max(entry["step"] for entry in run.events("commit", attempt=0, result="committed"))
+    if stopped:
+        os.kill(old, signal.SIGCONT)
+    run.wait_event("commit", 2, attempt=1, result="committed", timeout=60)
+    wait_for(lambda: last(run, "round_given_up", 0) > began or last(run, "commit", 0) > began, "a save of the old attempt")
+    commits = run.events("commit", attempt=0)
+    assert [entry for entry in commits if entry["ts"] > began and entry["result"] == "committed"] == []
+    if not stopped:
+        assert commits[-1]["result"] == "refused: a newer attempt owns the directory"
+    steps = run.committed()
+    assert steps == sorted(steps)
+    run.wait_event("commit", 3, attempt=1, result="committed")
+    assert run.newest() >= steps[-1]
+    newest = int((run.dir / "latest").readlink().name.removeprefix("step-"))
+    assert newest in {entry["step"] for entry in run.events("commit", attempt=1, result="committed")}
+    run.verify()
+
+
+def last(run: Run, name: str, attempt: int) -> str:
+    """When this event came last in this attempt; "" for never."""
+    return max((str(entry["ts"]) for entry in run.events(name, attempt=attempt)), default="")

@@ -173,27 +173,8 @@ class Laws:
                 assert (task, pid) in self.said_hello, f"a word to process {pid} of task {task}, which never said Hello"
                 assert wire.decode_to_rank(wire.encode(word)) == word
                 self._check_word(before, after, word)
-            case do.Verify(round=number):
-                assert number in self.gone_ahead
-                assert number not in self.verifying, "verified twice"
-                assert before.round is not None
-                assert {member.who for member in before.round.members} == self.saved[number], "verified before all have saved"
-                self.verifying.add(number)
-            case do.CheckAgain(round=number, shares=shares):
-                assert number in self.verifying
-                asked = {share.task for share in shares}
-                assert asked
-                assert not asked & {0, *self.found_intact.get(number, ())}, "asked again although it has answered"
-            case do.Commit(round=number, ranks=ranks, world_size=world_size, step=step):
-                assert isinstance(event, ev.Verified)
-                assert (event.round, event.problem) == (number, "")
-                assert number in self.verifying, "committed what was never given to verification"
-                assert number not in self.committing, "committed twice"
-                wrote = {who.task for who in self.saved[number]}
-                assert self.found_intact[number] >= {0, *wrote}, "committed before every task has checked its share"
-                assert ranks in (tuple(range(world_size)), (0,))
-                assert step == self.at[number].n
-                self.committing.add(number)
+            case do.Verify() | do.CheckAgain() | do.Commit():
+                self._check_files(before, event, command)
             case do.CallRequeue():
                 assert not self.calling, "two requeues at once"
                 assert not self.accepted, "requeued again"
@@ -218,16 +199,45 @@ class Laws:
                 self.ended = True
             case do.Meet():
                 assert after.phase in WAY_OUT
+            case do.LookUp() | do.Announce() | do.TurnAway():
+                self._check_asked(policy, event, after, command)
+            case do.Prune():
+                pass
+
+    def _check_files(self, before: State, event: ev.Event, command: do.Verify | do.CheckAgain | do.Commit) -> None:
+        match command:
+            case do.Verify(round=number):
+                assert number in self.gone_ahead
+                assert number not in self.verifying, "verified twice"
+                assert before.round is not None
+                assert {member.who for member in before.round.members} == self.saved[number], "verified before all have saved"
+                self.verifying.add(number)
+            case do.CheckAgain(round=number, shares=shares):
+                assert number in self.verifying
+                assert shares
+                answered = {0, *self.found_intact.get(number, ())}
+                assert not answered & {share.task for share in shares}, "asked again although it has answered"
+            case do.Commit(round=number, ranks=ranks, world_size=world_size, step=step):
+                assert isinstance(event, ev.Verified)
+                assert (event.round, event.problem) == (number, "")
+                assert number in self.verifying, "committed what was never given to verification"
+                assert number not in self.committing, "committed twice"
+                wrote = {who.task for who in self.saved[number]}
+                assert self.found_intact[number] >= {0, *wrote}, "committed before every task has checked its share"
+                assert ranks in (tuple(range(world_size)), (0,))
+                assert step == self.at[number].n
+                self.committing.add(number)
+
+    def _check_asked(self, policy: Policy, event: ev.Event, after: State, command: do.LookUp | do.Announce | do.TurnAway) -> None:
+        match command:
             case do.LookUp(after_ms=after_ms):
                 assert after_ms == 1_000 * policy.heir, "an heir waits its turn"
             case do.Announce(stand=stand, tasks=some):
                 assert policy.tasks > 1
-                assert stand.code == after.exit_code
+                assert some is not None or stand.code == after.exit_code
                 assert set(some or ()) <= {entry.number for entry in after.tasks}
             case do.TurnAway():
                 assert isinstance(event, ev.Report)
-            case do.Prune():
-                pass
 
     def _check_word(self, before: State, after: State, word: wire.ToRank) -> None:
         match word:

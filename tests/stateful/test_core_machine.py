@@ -12,8 +12,8 @@ import hypothesis.strategies as st
 import msgspec
 from ckpt_client import wire
 from ckpt_client.wire import Position, SavedFile, Who
-from ckpt_supervisor.core import events as ev
 from ckpt_supervisor.core import between, machine, tasks
+from ckpt_supervisor.core import events as ev
 from ckpt_supervisor.core.policy import NOT_LOOKED, Policy
 from ckpt_supervisor.core.state import Asking, Phase
 from ckpt_supervisor.core.views import JobView, NoView

@@ -30,9 +30,9 @@ ENDS_IN_MS = 3_600_000
 C = TypeVar("C")
 
 
-def who(rank: int, generation: int = 0, pid: int | None = None) -> Who:
+def who(rank: int, generation: int = 0, pid: int | None = None, task: int = 0) -> Who:
     """Rank 0 is process 100, and so on; 1000 more for each generation."""
-    return Who(rank, generation, 100 + rank + 1_000 * generation if pid is None else pid)
+    return Who(rank, generation, 100 + rank + 1_000 * generation if pid is None else pid, task)
 
 
 def view(

@@ -272,6 +272,10 @@ class Lab:
         """SIGKILLs all of a node and tells slurmctld that it is DOWN."""
         lab_program("node-kill", "--root", str(self.root), node)
 
+    def node_cut(self, nodes: Sequence[str]) -> None:
+        """Has Slurm lose these nodes, whose tasks run on where nobody of Slurm sees them."""
+        lab_program("node-cut", "--root", str(self.root), ",".join(nodes))
+
     def node_start(self, node: str) -> None:
         """Brings a killed node back and waits until it can be used."""
         lab_program("node-start", "--root", str(self.root), node)

@@ -11,11 +11,13 @@ import os
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import toy
+from ckpt_client import wire
 from lock_step import LockStep, place_of
 
 FAULTS = ("fail_save", "hang_save", "kill_self_in_save", "stop_self_in_save", "short_file", "wrong_step")
@@ -50,9 +52,19 @@ class Plain(toy.Plain):
                 os._exit(77)
             if knobs.meet_in_save:
                 self.meet(f"save {step}")
-            return super().save(directory, step)
+            return [super().save(directory, step), *self.archives(directory)]
         finally:
             self.args = wanted
+
+    def archives(self, directory: Path) -> list[Path]:
+        """Half of an archive as torch.save writes it, if asked for: it can be seen that the rest is missing."""
+        if not self.knobs.short_archive or self.saves < self.knobs.faults_from or self.knobs.faulty_rank != self.words.rank:
+            return []
+        path = directory / f"toy-{self.words.rank:05d}.pt"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("archive/data.pkl", b"." * 4096)
+        os.truncate(path, path.stat().st_size // 2)
+        return [path]
 
     def step(self, n: int) -> None:
         """The toy's step, unless training is to end here."""
@@ -74,6 +86,16 @@ class Plain(toy.Plain):
         if self.knobs.lock_step:
             self.lock = self.lock or place_of(self.knobs.lock_step)
             self.lock.meet(where)
+
+
+def say_another_step() -> None:
+    """A client gone wrong: from the second round on it says that its save began with the step before the agreed one."""
+    honest = wire.Saved
+
+    def wrong(who: wire.Who, number: int, n: int, files: tuple[wire.SavedFile, ...], save_ms: int) -> wire.Saved:
+        return honest(who, number, n - (number > 1), files, save_ms)
+
+    wire.Saved = wrong  # type: ignore[assignment,misc]
 
 
 class Unhooked:
@@ -127,6 +149,8 @@ def options() -> argparse.Namespace:
     add("--slow-rank", type=int, default=-1, help="only this rank's save takes --save-ms; -1: all")
     add("--dies-at", type=int, default=0, metavar="STEP", help="exit with 77 there, without a word")
     add("--dies-in-save", action="store_true", help="the same, in the first save")
+    add("--short-archive", action="store_true", help="one file more, a torch archive that is cut off; with --faulty-rank")
+    add("--says-another-step", action="store_true", help="after its second save; with --faulty-rank")
     add("--lock-step", default="", metavar="PATH", help="all ranks wait for each other in every step (lock_step.py)")
     add("--meet-in-save", action="store_true", help="and in every save")
     add("--rank-0-only", action="store_true", help="only rank 0 attaches; with --mode attach")
@@ -154,6 +178,8 @@ def main() -> int:
         sys.argv[1:] = [word for word in sys.argv[1:] if word not in FAULTS_AT_EXIT]
     if args.rank_0_only and rank:
         toy.numbers = unhooked
+    if args.says_another_step and args.faulty_rank == rank:
+        say_another_step()
     if args.own_usr1:
         own_handler(signal.SIGUSR1, "USR1")
     if args.ends_on_term == rank:

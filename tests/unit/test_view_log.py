@@ -179,3 +179,21 @@ def test_a_line_is_parsed_or_it_is_none() -> None:
     assert parse(raw(entry("x"))) == entry("x")
     for _ in range(200):
         assert parse(os.urandom(40)) is None
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rank", "is_in"),
+    [
+        ([0, 3], 3, True),
+        ([0, 3], 2, False),
+        ([3, "8-15"], 9, True),
+        (["8-15"], 15, True),
+        (["8-15"], 16, False),
+        ({"3": "gone"}, 3, True),
+        (["x-", "-", "8-x", None], 8, False),
+        ("0-9", 3, False),
+    ],
+)
+def test_lines_of_several_ranks_are_found_by_each_of_them(ranks: object, rank: int, is_in: bool) -> None:
+    """Lists, ranges, and the table of a round that was given up; what a damaged file holds is nobody's."""
+    assert Wanted(rank=rank).takes(entry("rank_agreed", 1, ranks=ranks)) is is_in

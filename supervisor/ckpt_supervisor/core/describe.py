@@ -44,18 +44,44 @@ class Entry:
 
 def describe(event: Event, before: State, after: State, commands: tuple[Command, ...], now_ms: int) -> tuple[Entry, ...]:
     """The lines for one step of the machine, in order."""
-    return (
-        *_of_event(event, before, after),
-        *_of_notice(before, after, now_ms),
-        *_of_round(before, after, now_ms, getattr(event, "who", None)),
-        *_of_tasks(event, before, after),
-        *_of_phase(before, after),
-        *_of_commands(commands),
-    )
+    entries: list[Entry] = []
+    if not isinstance(event, SILENT):
+        entries += _of_event(event, before, after)
+    if before.notice is not after.notice:
+        entries += _of_notice(before, after, now_ms)
+    if before.round is not after.round:
+        entries += _of_round(before, after, now_ms, getattr(event, "who", None))
+    if before.tasks is not after.tasks:
+        entries += _of_tasks(event, before, after)
+    if before.phase is not after.phase:
+        entries += _of_phase(before, after)
+    if len(commands) != 1 or not isinstance(commands[0], Say) or isinstance(commands[0].word, wire.Refused):
+        entries += _of_commands(commands)
+    return tuple(entries)
 
+
+SILENT = (wire.Ack, wire.Arrived, wire.Saving, wire.Saved, Report)
+"""Events that come in thousands and tell only by what they change."""
 
 RANK_FIELDS = frozenset({"rank", "rank_pid", "after_ms", "entered", "save_ms", "files", "bytes"})
 """What differs between ranks in lines that say the same of several."""
+
+
+def spans(numbers: list[int]) -> list[int | str]:
+    """Numbers of ranks for a line: as they are, or, when they are many, with "8-15" for those in a row."""
+    if len(numbers) <= RANKS_SHOWN_MAX:
+        return [*numbers]
+    found: list[int | str] = []
+    ordered = sorted(numbers)
+    first = last = ordered[0]
+    for number in (*ordered[1:], None):
+        if number == last + 1:
+            last = last + 1
+            continue
+        found.append(first if first == last else f"{first}-{last}")
+        if number is not None:
+            first = last = number
+    return found
 
 
 def folded(entries: list[Entry]) -> Iterator[Entry]:
@@ -71,7 +97,7 @@ def folded(entries: list[Entry]) -> Iterator[Entry]:
             yield last
             continue
         fields = {name: value for name, value in last.fields.items() if name not in ("rank", "rank_pid")}
-        yield Entry(last.event, last.level, {**fields, "ranks": [entry.fields["rank"] for entry in group]})
+        yield Entry(last.event, last.level, {**fields, "ranks": spans([entry.fields["rank"] for entry in group])})
 
 
 def _of_event(event: Event, before: State, after: State) -> Iterator[Entry]:
@@ -192,11 +218,15 @@ def _of_round(before: State, after: State, now_ms: int, who: wire.Who | None) ->
             "round_begun",
             round=new.number,
             kind=new.kind.value,
-            ranks=[member.who.rank for member in new.members],
+            ranks=spans([member.who.rank for member in new.members]),
             save_left_ms=new.save_by_ms - now_ms,
             tries=new.tries,
         )
-        yield from _members(None, new, now_ms)
+        if len(new.members) > RANKS_SHOWN_MAX and new.requested == len(new.members):
+            fields = {"round": new.number, "after_ms": now_ms - new.began_ms}
+            yield _info("rank_requested", **fields, ranks=spans([member.who.rank for member in new.members]))
+        else:
+            yield from _members(None, new, now_ms)
         return
     if old.kind is not new.kind:
         yield _info("round_turned", round=new.number, kind=new.kind.value, save_left_ms=new.save_by_ms - now_ms)

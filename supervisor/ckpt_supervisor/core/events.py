@@ -123,7 +123,9 @@ class RequeueReturned:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed; carries nothing."""
+    """Time has passed. `behind`: there is more that has come and was not taken in yet."""
+
+    behind: bool = False
 
 
 FromCoordinator = Stand | Tell | Check | Turned

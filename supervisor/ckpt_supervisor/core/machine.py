@@ -21,9 +21,9 @@ from ckpt_client import wire
 from ckpt_client.wire import NO_ROUND, FromRank
 from msgspec.structs import replace
 
-from ckpt_supervisor.core import leaving, notices, ranks, rounds, tasks, turns
+from ckpt_supervisor.core import checking, leaving, losses, notices, ranks, rounds, tasks, turns
 from ckpt_supervisor.core.between import Report
-from ckpt_supervisor.core.commands import Command, Commit, to
+from ckpt_supervisor.core.commands import Command, to
 from ckpt_supervisor.core.events import (
     CommandExited,
     CommitResult,
@@ -40,7 +40,7 @@ from ckpt_supervisor.core.events import (
     Verified,
 )
 from ckpt_supervisor.core.policy import NOT_LOOKED, Policy
-from ckpt_supervisor.core.state import Kind, Phase, Stage, State, Task
+from ckpt_supervisor.core.state import Kind, Phase, Stage, State
 
 OWN_STOP_MS = 20_000
 """A rank that stopped by itself while an earlier checkpoint is still being verified waits at most this long."""
@@ -62,6 +62,7 @@ def start(policy: Policy, now_ms: int) -> Result:
         started=policy.resume_step != NOT_LOOKED,
         epoch=policy.epoch,
         beat_ms=now_ms,
+        stepped_ms=now_ms,
         next_save_ms=None if policy.every_ms is None else now_ms + policy.every_ms,
     )
     return notices.look(policy, state, "start", now_ms)
@@ -83,7 +84,7 @@ def step(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
         state, commands = hear(policy, state, event, now_ms)
     else:
         state, commands = _take_in(policy, state, event, now_ms)
-    state, due = _due(policy, state, now_ms)
+    state, due = _due(policy, state, event, now_ms)
     state, told = tasks.announce(policy, state, now_ms)
     return state, (*commands, *due, *told)
 
@@ -112,7 +113,7 @@ def next_deadline(policy: Policy, state: State) -> int | None:
         case Phase.VERIFYING | Phase.COMMITTING:
             stops = [state.stopped_ms + OWN_STOP_MS] if state.stopped else []
             assert state.round is not None
-            times = [state.round.verify_by_ms, notices.next_deadline(policy, state), turns.check_again_ms(state), *stops]
+            times = [state.round.verify_by_ms, notices.next_deadline(policy, state), checking.again_ms(state), *stops]
         case Phase.LEAVING | Phase.REQUEUEING:
             times = [leaving.next_deadline(policy, state), notices.next_deadline(policy, state)]
         case Phase.DONE:
@@ -141,7 +142,9 @@ def hear(policy: Policy, state: State, word: FromRank, now_ms: int) -> Result:
             commands += more
     heard = ranks.heard(state, word, now_ms)
     if heard is not None:
-        state, answers = _dispatch(policy, rounds.heard(heard, word.who, now_ms), word, now_ms)
+        if state.phase is not Phase.AGREEING or not isinstance(word, wire.Ack):  # That one is noted with what it says.
+            heard = rounds.heard(heard, word.who, now_ms)
+        state, answers = _dispatch(policy, heard, word, now_ms)
         commands += answers
     return state, commands
 
@@ -286,7 +289,7 @@ def _saving(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
             if problem:
                 return turns.give_up(policy, rounds.lost(state, who, Stage.FAILED, problem), problem, now_ms)
             if rounds.all_written(state):
-                return turns.verify(policy, state, now_ms)
+                return checking.begin(policy, state, now_ms)
             return state, _hold(state, event)
         case wire.Ack(who=who):
             if _is_stale(state, event):
@@ -305,35 +308,9 @@ def _saving(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
 
 def _verifying(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
     """Everything is written; what happens to the ranks now does not matter to this checkpoint."""
-    current = state.round
-    assert current is not None
     match event:
-        case Verified(round=number, problem=problem, verified=verified, task=task):
-            if number != current.number or current.at is None or task not in current.unverified:
-                return state, ()
-            if problem:
-                where = f" of task {task}'s ranks" if policy.tasks > 1 else ""
-                return turns.give_up(policy, state, f"verification{where}: {problem}", now_ms)
-            step_saved = current.at.n
-            current = replace(
-                current,
-                unverified=current.unverified - {task},
-                verified="structure" if "structure" in (current.verified, verified) else verified,
-            )
-            state = replace(state, round=current)
-            if current.unverified:
-                return state, ()
-            state = replace(state, phase=Phase.COMMITTING)
-            commit = Commit(
-                round=current.number,
-                partial=rounds.partial_path(policy, current),
-                step=step_saved,
-                world_size=current.world_size,
-                ranks=tuple(member.who.rank for member in current.members),
-                cause=turns.cause_word(state),
-                verified=current.verified,
-            )
-            return state, (commit,)
+        case Verified():
+            return checking.verified(policy, state, event, now_ms)
         case wire.Ack() | wire.Arrived() | wire.Saved():
             return state, _hold(state, event)
         case SignalCame() | Looked():
@@ -418,15 +395,17 @@ def _requeueing(policy: Policy, state: State, event: Event, now_ms: int) -> Resu
 # --- deadlines ----------------------------------------------------------------------------------------------------------
 
 
-def _due(policy: Policy, state: State, now_ms: int) -> Result:
+def _due(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
     """What is due by now, in every phase; last in every step."""
     if state.phase is Phase.DONE:
         return state, ()
-    state, lost = tasks.due(policy, state, now_ms)
-    state, commands = _tasks_lost(policy, state, lost, now_ms) if lost else (state, ())
-    for killed in tasks.died(policy, state, now_ms):
-        state, more = _take_in(policy, state, killed, now_ms)
-        commands += more
+    commands: Commands = ()
+    if isinstance(event, Tick):  # Only when what had come was taken in: nobody is gone whose word is waiting.
+        state, lost = tasks.due(policy, state, event, now_ms)
+        state, commands = losses.tasks_lost(policy, state, lost, now_ms) if lost else (state, ())
+        for killed in tasks.died(policy, state, now_ms):
+            state, more = _take_in(policy, state, killed, now_ms)
+            commands += more
     if state.phase is Phase.DONE:
         return state, commands
     state, looks = notices.due(policy, state, now_ms)
@@ -437,33 +416,6 @@ def _due(policy: Policy, state: State, now_ms: int) -> Result:
         commands += turned
     state, more = _phase_due(policy, state, now_ms)
     return state, commands + more
-
-
-def _tasks_lost(policy: Policy, state: State, lost: tuple[Task, ...], now_ms: int) -> Result:
-    """Supervisors of other tasks are not heard from any more, nor are the ranks below them."""
-    state = tasks.all_over(policy, state)
-    names = ", ".join(tasks.describe(state, task, now_ms) for task in lost[:8]) + (", ..." if len(lost) > 8 else "")
-    reason = f"no word of {names}"
-    numbers = {task.number for task in lost}
-    current = state.round
-    match state.phase:
-        case Phase.AGREEING | Phase.SAVING:
-            assert current is not None
-            for member in current.members:
-                if member.who.task in numbers:
-                    state = rounds.lost(state, member.who, Stage.GONE, "its task is not heard from")
-            if state.round != current:
-                return turns.give_up(policy, state, reason, now_ms)
-        case Phase.VERIFYING:
-            assert current is not None
-            if current.unverified & numbers:
-                return turns.give_up(policy, state, f"{reason}, before its ranks' files were verified", now_ms)
-        case Phase.RUNNING:
-            if state.code is not None:
-                return turns.command_over(policy, state, now_ms)
-        case Phase.COMMITTING | Phase.LEAVING | Phase.REQUEUEING | Phase.DONE:
-            pass
-    return state, ()
 
 
 def _phase_due(policy: Policy, state: State, now_ms: int) -> Result:
@@ -489,7 +441,7 @@ def _phase_due(policy: Policy, state: State, now_ms: int) -> Result:
                 state, more = turns.give_up(policy, state, f"the {what} was not over in its time", now_ms)
             else:
                 state, more = _own_stops_due(state, now_ms)
-                state, again = turns.check_again(policy, state, now_ms)
+                state, again = checking.again(policy, state, now_ms)
                 more += again
         case Phase.LEAVING:
             state, more = leaving.tick(policy, state, now_ms)

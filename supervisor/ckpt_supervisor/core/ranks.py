@@ -107,12 +107,12 @@ def put(state: State, rank: Rank) -> State:
     )
 
 
-def no_longer_stopped(state: State, up_to: int = NEVER) -> State:
-    """The state in which no rank waits at a stop of its own, at this step or before it."""
+def no_longer_stopped(state: State, up_to: int = NEVER, but: frozenset[Who] = frozenset()) -> State:
+    """The state in which no rank waits at a stop of its own, at this step or before it; `but` are left as they are."""
     if not state.stopped:
         return state
     for rank in state.ranks:
-        if rank.stopped_at is not None and rank.stopped_at.n <= up_to:
+        if rank.stopped_at is not None and rank.stopped_at.n <= up_to and rank.who not in but:
             state = put(state, replace(rank, stopped_at=None))
     return state
 

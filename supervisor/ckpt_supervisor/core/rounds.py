@@ -97,10 +97,15 @@ def acked(policy: Policy, state: State, word: wire.Ack, now_ms: int) -> tuple[St
     if current is None or member is None or word.round != current.number or state.phase is not Phase.AGREEING:
         return state, ()
     entered = max(member.entered or word.entered, word.entered)
-    state = _put(state, replace(member, stage=Stage.AGREED, entered=entered))
-    assert state.round is not None
-    state = replace(state, round=replace(state.round, top=max(current.top or entered, entered)))
-    state, more = _complete(policy, state, now_ms)
+    answered = replace(member, stage=Stage.AGREED, entered=entered, heard_ms=now_ms)
+    current = replace(
+        current,
+        members=current.members.put(member.who.rank, answered),
+        requested=current.requested - (member.stage is Stage.REQUESTED),
+        top=max(current.top or entered, entered),
+    )
+    state = replace(state, round=current)
+    state, more = (state, ()) if current.requested else _complete(policy, state, now_ms)
     return state, (to(word.who, wire.Wait(current.number)), *more) if not more else more
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from ckpt_supervisor.core import ranks
 from ckpt_supervisor.core.between import TASKS_MAX, VERSION, Report, Stand
 from ckpt_supervisor.core.commands import Announce, Command, TurnAway
-from ckpt_supervisor.core.events import CommandExited, Meaning, RankGone, SignalCame
+from ckpt_supervisor.core.events import CommandExited, Meaning, RankGone, SignalCame, Tick
 from ckpt_supervisor.core.policy import Policy
 from ckpt_supervisor.core.state import Burst, State, Task
 from ckpt_supervisor.core.table import Table
@@ -152,7 +152,8 @@ def exited(policy: Policy, state: State, event: CommandExited) -> State:
     if state.codes.get(event.task) is not None:
         return state
     failed = event.code if state.failed is None and event.code != 0 else state.failed
-    state = replace(state, codes=state.codes.put(event.task, event.code), failed=failed)
+    at_work = frozenset(who for who in state.at_work if who.task != event.task)  # What is below it ends with it.
+    state = replace(state, codes=state.codes.put(event.task, event.code), failed=failed, at_work=at_work)
     return all_over(policy, state)
 
 
@@ -175,11 +176,11 @@ def started_again(state: State) -> State:
     return replace(state, codes=Table(), failed=None, code=None, over=False, at_work=frozenset())
 
 
-def due(policy: Policy, state: State, now_ms: int) -> tuple[State, tuple[Task, ...]]:
+def due(policy: Policy, state: State, tick: Tick, now_ms: int) -> tuple[State, tuple[Task, ...]]:
     """Who is gone by now, marked so, with their ranks."""
     if policy.tasks == 1:
         return state, ()
-    nap = state.stepped_ms and now_ms - state.stepped_ms > NAP_MS
+    nap = tick.behind or now_ms - state.stepped_ms > NAP_MS
     state = replace(state, stepped_ms=now_ms, awake_ms=now_ms if nap else state.awake_ms)
     heard_by_ms = max(state.tasks_heard_ms, state.awake_ms) + GONE_MS
     if not len(state.tasks) or now_ms < (heard_by_ms if state.cut_ms is None else min(heard_by_ms, state.cut_ms + CUT_MS)):

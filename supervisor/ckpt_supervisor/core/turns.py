@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ckpt_supervisor.core import leaving, ranks, rounds, tasks
 from ckpt_supervisor.core.between import Report
-from ckpt_supervisor.core.commands import CheckAgain, Command, DropPartial, Prune, StartCommand, Verify
+from ckpt_supervisor.core.commands import Command, DropPartial, Prune, StartCommand
 from ckpt_supervisor.core.events import (
     CommandExited,
     Committed,
@@ -40,10 +40,6 @@ WRITE_MS = 10_000
 
 LOOK_MS = 2_000
 """The look that tells a notice from a rehearsal is waited for this long, where it decides whether training goes on."""
-
-VERIFY_BYTES_PER_MS = 500_000
-"""What a check of every byte is counted on to do (0.5 GB/s; docs/performance.md has what it does). What would not be over in
-time is checked by structure and sizes, and in full before anybody resumes from it."""
 
 VERIFY_MS = 600_000
 """Bound on verification and commit when there is no kill ahead."""
@@ -140,62 +136,6 @@ def all_here(policy: Policy, state: State, now_ms: int) -> Result:
     return rounds.go(state, now_ms)
 
 
-def verify(policy: Policy, state: State, now_ms: int) -> Result:
-    """Every rank has written: check the files. With little time left structure and sizes have to do."""
-    current = state.round
-    assert current is not None
-    longest_ms = max((member.saved.save_ms for member in current.members if member.saved is not None), default=0)
-    verify_by_ms = now_ms + VERIFY_MS if state.notice is None else state.notice.budget.verify_by_ms
-    shares = rounds.shares(current)
-    # Each task reads what its own ranks wrote, all of them at once.
-    size_bytes = max((sum(file.size_bytes for _, file in share.files) for share in shares), default=0)
-    in_time = state.notice is None or now_ms + size_bytes // VERIFY_BYTES_PER_MS <= verify_by_ms
-    full = policy.verify_full and in_time
-    state = replace(
-        state,
-        phase=Phase.VERIFYING,
-        longest_save_ms=max(state.longest_save_ms, longest_ms),
-        round=replace(
-            current,
-            verify_by_ms=max(verify_by_ms, now_ms),
-            full=full,
-            said_ms=now_ms,
-            unverified=frozenset({0, *(share.task for share in shares)}),
-        ),
-    )
-    if current.at is not None:
-        state = ranks.no_longer_stopped(state, current.at.n)  # Stops of this round; a rank may stand at its next one already.
-    return state, (
-        Verify(
-            round=current.number,
-            partial=rounds.partial_path(policy, current),
-            files=next((share.files for share in shares if share.task == 0), ()),
-            full=full,
-            shares=tuple(share for share in shares if share.task),
-        ),
-    )
-
-
-def check_again(policy: Policy, state: State, now_ms: int) -> Result:
-    """Tasks that have not told what they found are asked again."""
-    current = state.round
-    assert current is not None
-    again_ms = check_again_ms(state)
-    if again_ms is None or now_ms < again_ms:
-        return state, ()
-    shares = tuple(share for share in rounds.shares(current) if share.task and share.task in current.unverified)
-    state = replace(state, round=replace(current, said_ms=now_ms))
-    return state, (CheckAgain(current.number, rounds.partial_path(policy, current), current.full, shares),)
-
-
-def check_again_ms(state: State) -> int | None:
-    """When other tasks are asked again what they have found; None when none is waited for."""
-    current = state.round
-    if current is None or state.phase is not Phase.VERIFYING or not current.unverified - {0}:
-        return None
-    return current.said_ms + rounds.RESEND_MS
-
-
 def saved_all(policy: Policy, state: State, now_ms: int) -> Result:
     """The round's step is committed."""
     current = state.round
@@ -240,7 +180,10 @@ def give_up(policy: Policy, state: State, reason: str, now_ms: int, again: bool 
         # Never under a running commit: it could rename a directory that is being emptied.
         commands = (*commands, DropPartial(partial))
     if state.phase in (Phase.AGREEING, Phase.SAVING):
-        state = ranks.no_longer_stopped(state)  # Abort releases those stops too; later ones belong to the next round.
+        # Abort releases those stops too; the next ones, of ranks that had written already, belong to the next round.
+        written = frozenset(member.who for member in current.members if member.stage is Stage.WRITTEN)
+        state = ranks.no_longer_stopped(state, ranks.NEVER if current.at is None else current.at.n)
+        state = ranks.no_longer_stopped(state, but=written)
     committing = state.phase is Phase.COMMITTING
     if state.phase is Phase.SAVING and current.go:
         at_it = (Stage.ARRIVED, Stage.SAVING)
@@ -352,13 +295,23 @@ def command_over(policy: Policy, state: State, now_ms: int) -> Result:
         return state, ()
     if state.notice is not None and not (code == 0 and not state.ranks):
         ended = leaving.own_end(policy, state, code)
-        return ended or leaving.leave(policy, state, False, f"the command ended with status {code} before it could save", now_ms)
+        reason = f"the command{_whose(policy, state)} ended with status {code} before it could save"
+        return ended or leaving.leave(policy, state, False, reason, now_ms)
     if code != 0 and state.restarts < policy.restarts and not any(task.gone for task in state.tasks):
         restart = state.restarts + 1
         state = tasks.started_again(state)
         state = replace(state, restarts=restart, started=False, round=None, next_save_ms=next_save_ms(policy, now_ms))
         return ranks.all_gone(state), (StartCommand(restart),)
-    return leaving.done(state, code, "training ended by itself" if code == 0 else f"training failed by itself with status {code}")
+    failed = f"training failed by itself with status {code}{_whose(policy, state)}"
+    return leaving.done(state, code, "training ended by itself" if code == 0 else failed)
+
+
+def _whose(policy: Policy, state: State) -> str:
+    """In a step of several tasks: whose command it was that failed, or ""."""
+    if policy.tasks == 1 or not state.failed:
+        return ""
+    first = next((number for number in range(policy.tasks) if state.codes.get(number) == state.failed), None)
+    return "" if first is None else f" of task {first}"
 
 
 def write_by_ms(state: State) -> int | None:

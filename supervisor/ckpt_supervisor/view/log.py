@@ -45,13 +45,26 @@ class Wanted:
             return False
         if self.event and line.get("event") not in self.event:
             return False
-        for key, value in (("attempt", self.attempt), ("rank", self.rank), ("round", self.round)):
+        for key, value in (("attempt", self.attempt), ("round", self.round)):
             if value is not None and line.get(key) != value:
                 return False
+        if self.rank is not None and line.get("rank") != self.rank and not _names(line.get("ranks"), self.rank):
+            return False
         stamp = moment(str(line.get("ts", "")))
         if (self.since and (stamp is None or stamp < self.since)) or (self.until and (stamp is None or stamp > self.until)):
             return False
         return not self.grep or self.grep.lower() in readable(line).lower()
+
+
+def _names(ranks: object, rank: int) -> bool:
+    """Whether a line that is about several ranks ([3, "8-15"], or a table of them) is about this one."""
+    if isinstance(ranks, dict):
+        return str(rank) in ranks
+    for part in ranks if isinstance(ranks, list) else ():
+        first, dash, last = str(part).partition("-")
+        if first.isdecimal() and (not dash or last.isdecimal()) and int(first) <= rank <= int(last or first):
+            return True
+    return False
 
 
 def read_time(text: str, now: datetime) -> datetime:
