@@ -148,6 +148,11 @@ class Supervisor:
     def _begin_to_follow(self, following: Following) -> None:
         """The coordinator chooses, sweeps and looks; here is nothing to do but what it says."""
         following.register(self.poller)
+        early = None if self.launch.joined is None else self.launch.joined.start
+        if self.launch.started is not None and early is not None:
+            following.started(early)
+            resume = Resume(early.resume_from, early.resume_step, ())
+            self._started(*self.launch.started, resume, early.restart)
         signals, words = following.early()
         for number in signals:
             self._signal(number)
@@ -362,7 +367,8 @@ class Supervisor:
             return
         self.below.started(started)
         fields = {"command": argv, "command_pid": started.pid, "resume_from": resume.path, "resume_step": resume.step}
-        self.lines.log(Entry("command_started", "info", {**fields, "restart": restart, "dir": str(self.launch.options.dir)}))
+        entry = Entry("command_started", "info", {**fields, "restart": restart, "dir": str(self.launch.options.dir)})
+        self.lines.log(entry, self.launch.started_at if self.launch.started is not None and restart == 0 else None)
 
     def _kill_wait(self, found_ms: int) -> None:
         self.policy = dataclasses.replace(self.policy, kill_wait_ms=found_ms)
@@ -425,7 +431,7 @@ def others_of(launch: Launch, lines: Lines) -> tuple[Coordinating | None, Follow
     # Words of thousands make millions of objects that live for a moment; looking for cycles among them took a fifth of the time.
     gc.set_threshold(GC_THRESHOLD, 20, 100)
     if launch.joined is not None:
-        return None, Following(launch.joined, launch.job.task, lines)
+        return None, Following(launch.joined, launch.job.task, lines, now_ms())
     assert launch.hub is not None
     return Coordinating(launch.hub, lines), None
 

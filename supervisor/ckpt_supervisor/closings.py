@@ -29,8 +29,8 @@ class Closings:
         self._watched.monitor(address, zmq.EVENT_DISCONNECTED)
         self.socket = self._watched.context.socket(zmq.PAIR)
         self.socket.set(zmq.LINGER, 0)
-        # No bound here: libzmq's I/O thread waits in a monitor's full pipe, and then nobody is heard at all. A thousand connections
-        # of a stranger between two turns of the loop would do it.
+        # No bound here: libzmq's I/O thread waits in a monitor's full pipe, and then nobody is heard at all. A thousand
+        # connections of a stranger between two turns of the loop would do it.
         self.socket.set(zmq.RCVHWM, 0)
         self.socket.connect(address)
         return self

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
-import psutil
 
 ADDRESSES_MAX = 32
 """Most endpoints in one invitation."""
@@ -97,6 +96,8 @@ def addresses(interface: str, port: int) -> tuple[str, ...]:
 
 def _seen() -> Iterator[tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Address]]:
     """Interfaces that are up, and their addresses."""
+    import psutil  # Only task 0 needs it, after its key is made.
+
     stats = psutil.net_if_stats()
     for name, entries in psutil.net_if_addrs().items():
         if name not in stats or not stats[name].isup:

@@ -16,10 +16,7 @@ import zmq
 
 from ckpt_supervisor import rendezvous
 from ckpt_supervisor.config import Options
-from ckpt_supervisor.core import relay
-from ckpt_supervisor.core.commands import SendUp
-from ckpt_supervisor.core.events import FromCoordinator, Tick
-from ckpt_supervisor.core.policy import Policy
+from ckpt_supervisor.core import between
 from ckpt_supervisor.garbage import Garbage
 from ckpt_supervisor.links import Hub, NoLink, Spoke, reachable
 from ckpt_supervisor.rendezvous import Invitation, NotYet
@@ -62,10 +59,18 @@ class Joined:
     """A task's supervisor that has heard the coordinator."""
 
     spoke: Spoke
-    state: relay.Relay
-    heard: tuple[FromCoordinator, ...]
+    epoch: int
+    heard: tuple[between.Down, ...]
     signals: tuple[int, ...]
     """What came meanwhile."""
+
+    @property
+    def start(self) -> between.Stand | None:
+        """What the command is to be started from, if that is known already and nothing else is wanted."""
+        for word in self.heard:
+            if isinstance(word, between.Stand) and word.restart >= 0 and not word.end and word.code is None:
+                return word
+        return None
 
 
 def open_hub(stack: contextlib.ExitStack, options: Options, job: Job, epoch: int) -> Hub:
@@ -91,11 +96,10 @@ def join(stack: contextlib.ExitStack, options: Options, job: Job, inbox: SignalI
                 spoke.connect(endpoint)
             except (NoLink, ValueError) as error:
                 raise NotJoined(str(error)) from error
-            state = relay.start(job.task, invitation.epoch, os.uname().nodename, os.getpid(), now_ms())
-            state, heard = _greet(spoke, state, inbox, waiting)
+            heard = _greet(spoke, job.task, invitation.epoch, waiting)
             if heard:
                 stack.push(undo.pop_all())
-                return Joined(spoke, state, heard, tuple(waiting.signals))
+                return Joined(spoke, invitation.epoch, heard, tuple(waiting.signals))
         waiting.pause(f"no answer of task 0's supervisor at {endpoint}")
 
 
@@ -105,7 +109,7 @@ class _Waiting:
     def __init__(self, options: Options, job: Job, inbox: SignalInbox) -> None:
         self._options = options
         self._job = job
-        self._inbox = inbox
+        self.inbox = inbox
         self._began_ms = now_ms()
         self._told = False
         self._looks = 0
@@ -142,34 +146,30 @@ class _Waiting:
         self._looks += 1
         end_ms = now_ms() + pause_ms
         poller = zmq.Poller()
-        poller.register(self._inbox.fileno(), zmq.POLLIN)
+        poller.register(self.inbox.fileno(), zmq.POLLIN)
         while (left_ms := end_ms - now_ms()) > 0:
             if poller.poll(left_ms):
-                self.signals += self._inbox.drain()
+                self.signals += self.inbox.drain()
 
 
-def _greet(
-    spoke: Spoke, state: relay.Relay, inbox: SignalInbox, waiting: _Waiting
-) -> tuple[relay.Relay, tuple[FromCoordinator, ...]]:
+def _greet(spoke: Spoke, task: int, epoch: int, waiting: _Waiting) -> tuple[between.Down, ...]:
     """Report until there is an answer; nothing when there is none."""
-    poller = zmq.Poller()
+    poller, inbox = zmq.Poller(), waiting.inbox
     poller.register(spoke.socket, zmq.POLLIN)
     poller.register(inbox.fileno(), zmq.POLLIN)
-    state, commands = relay.step(Policy(""), state, Tick(), now_ms())
+    report = between.Report(task, between.VERSION, epoch, os.uname().nodename, os.getpid())
     end_ms, next_ms = now_ms() + ANSWER_MS, now_ms()
     while (now := now_ms()) < end_ms:
         if now >= next_ms:
             next_ms = now + SAY_AGAIN_MS
-            for command in commands:
-                if isinstance(command, SendUp):
-                    spoke.send(command.word)
+            spoke.send(report)
         ready = dict(poller.poll(max(1, min(next_ms, end_ms) - now)))
         if inbox.fileno() in ready:
             waiting.signals += inbox.drain()
         heard = tuple(word for word in spoke.receive() if not isinstance(word, Garbage))
         if heard:
-            return state, heard
-    return state, ()
+            return heard
+    return ()
 
 
 def now_ms() -> int:

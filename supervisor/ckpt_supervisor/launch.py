@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,6 @@ from ckpt_supervisor.signals import SignalInbox
 from ckpt_supervisor.slurm import SlurmEnv
 from ckpt_supervisor.startup import Job
 from ckpt_supervisor.stderr import say
-from ckpt_supervisor.store import HeldByOther, take_epoch
 from ckpt_supervisor.transport import NoPlace, Transport
 
 if TYPE_CHECKING:  # What only a step of several tasks needs is imported there: it takes time before the command's start.
@@ -52,6 +52,13 @@ class Launch:
     files_max: tuple[int, int] | None = None
     """RLIMIT_NOFILE for the command, if it was raised for this process."""
     started: tuple[list[str], Started] | None = None
+    started_at: tuple[int, int] | None = None
+    """When that was: wall clock in ns, monotonic in ms; the loop, which has a journal, begins later."""
+
+    def with_command(self, resume_from: str, restart: int) -> Launch:
+        """The same, with the command started."""
+        started = self.start_command(resume_from, restart)
+        return dataclasses.replace(self, started=started, started_at=(time.time_ns(), time.monotonic_ns() // 1_000_000))
 
     def start_command(self, resume_from: str, restart: int) -> tuple[list[str], Started]:
         """Start the command with what it is to resume from; its command line and what became of it."""
@@ -82,8 +89,11 @@ def run(options: Options, env: Mapping[str, str], supervise: Callable[[Launch], 
             say(str(error))
             return error.code
         children.become_subreaper()
-        if launch.joined is None and not startup.has_checkpoints(options.dir):
-            launch = dataclasses.replace(launch, started=launch.start_command("", 0))
+        stand = None if launch.joined is None else launch.joined.start
+        if stand is not None:
+            launch = launch.with_command(stand.resume_from, stand.restart)
+        elif launch.joined is None and not startup.has_checkpoints(options.dir):
+            launch = launch.with_command("", 0)
         return supervise(launch)
 
 
@@ -111,7 +121,9 @@ def _prepared(stack: contextlib.ExitStack, options: Options, env: Mapping[str, s
             raise _Unfit(str(error)) from error
         except joining.Interrupted as error:
             raise _Unfit(str(error), EXIT_STALE) from error
-        return Launch(options, env, job, joined.state.epoch, inbox, transport, children.Claims(), joined=joined)
+        return Launch(options, env, job, joined.epoch, inbox, transport, children.Claims(), joined=joined)
+    from ckpt_supervisor.store import HeldByOther, take_epoch  # The other tasks need nothing of it before their command runs.
+
     try:
         options.dir.mkdir(parents=True, exist_ok=True)
         epoch = take_epoch(options.dir, job.name, job.attempt, job.step_id).epoch

@@ -32,9 +32,9 @@ class Lines:
         self._lines: list[tuple[Entry, Stamp]] = []
         self._together: list[Entry] = []
 
-    def log(self, entry: Entry) -> None:
-        """One line for the journal."""
-        self._lines.append((entry, self._journal.stamp()))
+    def log(self, entry: Entry, at: tuple[int, int] | None = None) -> None:
+        """One line for the journal. `at`: when it was, if not now: wall clock in ns, monotonic in ms."""
+        self._lines.append((entry, self._journal.stamp() if at is None else Stamp(*at)))
 
     def log_later(self, entries: Iterable[Entry]) -> None:
         """Lines of one of many words that came together: in this turn what is the same of several ranks becomes one line."""

@@ -7,6 +7,7 @@ Must not decide: the core does; nor carry out commands that any supervisor has: 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import msgspec
@@ -97,12 +98,12 @@ class Coordinating:
 class Following:
     """Another task's end: the way to the coordinator, and the relay's state."""
 
-    def __init__(self, joined: Joined, task: int, lines: Lines) -> None:
+    def __init__(self, joined: Joined, task: int, lines: Lines, now_ms: int) -> None:
         self._joined = joined
         self._task = task
         self._lines = lines
         self._up = ToCoordinator(joined.spoke, task)
-        self.relay = joined.state
+        self.relay = relay.start(task, joined.epoch, os.uname().nodename, os.getpid(), now_ms)
 
     def register(self, poller: zmq.Poller) -> None:
         """Have the loop woken by what comes."""
@@ -128,6 +129,10 @@ class Following:
         """What the coordinator has chosen."""
         stand = self.relay.stand
         return Resume("", -1, ()) if stand is None else Resume(stand.resume_from, stand.resume_step, ())
+
+    def started(self, stand: between.Stand) -> None:
+        """The command runs already, as this word wants it."""
+        self.relay = relay.started(self.relay, stand)
 
     def early(self) -> tuple[tuple[int, ...], tuple[ev.FromCoordinator, ...]]:
         """Signals and words that came before the loop began."""

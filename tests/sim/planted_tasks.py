@@ -228,6 +228,19 @@ TASKS = (
         tasks=2,
     ),
     fault(
+        "killed_remains_of_a_start_taken_for_the_end_of_the_next_one",
+        (
+            "tasks",
+            "    if policy.tasks > 1 and state.restarts and not state.started and state.leaving is None:\n",
+            "    if now_never(state):\n",
+        ),
+        ("tasks", "def started_again(", "def now_never(state: State) -> bool:\n    return False\n\n\ndef started_again("),
+        mode="swarm",
+        faults=frozenset({"in_place", "crash"}),
+        restarts=2,
+        tasks=2,
+    ),
+    fault(
         "bye_while_its_command_runs",
         (
             "relay",

@@ -404,6 +404,9 @@ class Supervisor(Shell, Machine):
             case "Prune":
                 pass  # See Checks.step.
             case "StartCommand":
+                self.world.checks.step_checks.starts_again(command.restart)
+                if self.command is not None and self.command.code is None:
+                    self.command.kill()  # Another task's has failed.
                 world.at(world.rng.randrange(50), self._start, command.restart)
             case "Meet":
                 world.at(world.rng.randrange(1, 30), self._met, None)

@@ -78,6 +78,8 @@ class StepChecks:
         boss, since_ms = self.world.supervisor, self.world.now - ENDED_MS
         if not self._was_there(boss, since_ms) or boss.stay_until_ms is not None or boss.state.tasks.get(shell.task) is None:
             return
+        if len(boss.state.tasks) < self.world.options.tasks - 1:
+            return  # A task that has never come is waited for.
         checks = boss.state.phase.name in ("VERIFYING", "COMMITTING")  # What has been written is not thrown away for it.
         if boss.state.notice is None and boss.state.restarts == 0 and not checks:
             self.broken("dead task", f"task {shell.task} is dead since {shell.dead_ms}, and training is not over")
@@ -142,8 +144,8 @@ class StepChecks:
         world = self.world
         boss, shell = self.coordinator, process.command.shell
         assert process.parked_ms is not None
-        if shell.stopped:
-            return None  # It lets go by itself after 10 s.
+        if shell.stopped or process.command is not shell.command:
+            return None  # It lets go by itself after 10 s, or is being killed to make way for the next start.
         heir = getattr(shell, "heir", None)
         if heir is not None:
             machine: Machine = heir
@@ -229,6 +231,16 @@ class StepChecks:
         self._takes_command_along(heir.shell)
 
     # --- leaving ------------------------------------------------------------------------------------------------------
+
+    def starts_again(self, restart: int) -> None:
+        """All commands are to be started again: one of the start before has failed by itself."""
+        world = self.world
+        failed = any(
+            command.restart == restart - 1 and command.code not in (None, 0) and not command.killed for command in world.commands
+        )
+        lost = world.options.has("link_reset") or any(shell.dead_ms is not None for shell in world.shells)
+        if not failed and not lost:
+            self.broken("start", f"start {restart} is asked for, and nothing of start {restart - 1} has failed")
 
     def started(self, shell: RelayShell) -> None:
         """A task has started its command."""

@@ -120,7 +120,7 @@ def test_an_older_attempt_that_lives_on_where_slurm_has_lost_it_commits_nothing_
     stage = new_stage(nodes=4, proctrack="linuxproc")
     toy = lock_step_toy(f"--save-ms {2500 if stopped else 500}")
     # Of what they print through Slurm nothing arrives any more.
-    srun = f"srun bash -c 'exec \"$0\" \"$@\" >>{stage.lab.root}/own.out 2>&1'"
+    srun = f'srun bash -c \'exec "$0" "$@" >>{stage.lab.root}/own.out 2>&1\''
     how = {"supervise": "--every-steps 40", "srun": srun, "script": TRAPPED}
     run = stage.submit("-n2", "-p", "low", command=toy, anywhere=True, nodes=2, **how)
     run.wait_event("commit", 2, result="committed")

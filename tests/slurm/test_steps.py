@@ -8,6 +8,7 @@ Must not: test what goes wrong in a save; test_step_faults.py does.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import random
 import signal
@@ -55,8 +56,10 @@ def test_eight_ranks_on_four_nodes_lose_no_step_however_often_they_are_preempted
     chance = random.Random(SEED)
     stage = new_stage(nodes=4, proctrack="cgroup", cpus=4)
     toy = lock_step_toy("--save-ms 200 --meet-in-save")
-    first = stage.submit("-n8", "--ntasks-per-node=2", "--mem=64", "-p", "low", command=toy, supervise="--keep 20 --every-steps 70", script=TRAPPED, nodes=4)
-    second = stage.submit("-n8", "--ntasks-per-node=2", "--mem=64", "-p", "low", command=toy, supervise="--keep 20", script=TRAPPED, beside=first)
+    options = ("-n8", "--ntasks-per-node=2", "--mem=64", "-p", "low")
+    submit = functools.partial(stage.submit, *options, command=toy, script=TRAPPED)
+    first = submit(supervise="--keep 20 --every-steps 70", nodes=4)
+    second = submit(supervise="--keep 20", beside=first)
     for attempt in range(CYCLES):
         for run in (first, second):
             run.wait_steps(max(run.steps(), default=0) + 1, timeout=60)
@@ -108,7 +111,7 @@ def test_the_requeue_comes_after_the_last_task_has_verified_its_files(new_stage:
     check_ranks(run, range(4))
     assert len(run.committed()) == 1
     written = [run.event("rank_written", rank=rank, task=0)["mono_ms"] for rank in range(4)]
-    assert [round((b - a) / 1000) for a, b in zip(written, written[1:], strict=False)] == [2, 2, 2]
+    assert [round((b - a) / 1000) for a, b in itertools.pairwise(written)] == [2, 2, 2]
     verified = [run.event("verified", task=task, of_task=None)["mono_ms"] for task in range(4)]
     order = [written[-1], max(verified), run.event("commit")["mono_ms"], run.event("requeue_called")["mono_ms"]]
     assert order == sorted(order)
@@ -116,7 +119,7 @@ def test_the_requeue_comes_after_the_last_task_has_verified_its_files(new_stage:
 
 
 def test_a_hook_on_rank_0_alone_is_saved_alone_and_nobody_waits(new_stage: Callable[..., Stage]) -> None:
-    """Row 9: `if rank == 0:` around attach() in a script of 4 ranks in lock-step: periodic and last saves, the manifest says [0]."""
+    """Row 9: `if rank == 0:` around attach() in a script of 4 ranks in lock-step: every manifest says [0]."""
     stage = new_stage(nodes=2, proctrack="linuxproc")
     toy = lock_step_toy("--mode attach --rank-0-only")
     run = stage.submit("-n4", "-p", "low", command=toy, supervise="--every-steps 50", script=TRAPPED, nodes=2)
@@ -166,8 +169,8 @@ def test_a_step_that_ends_by_itself_ends_as_a_whole_and_stays_ended(new_stage: C
         assert run.job()["Restarts"] == "0"
 
 
-def test_trainers_that_end_early_late_or_with_an_error_make_no_difference_to_their_step(new_stage: Callable[..., Stage]) -> None:
-    """-K and -W 2: rank 1's trainer exits 1 after the save, or hangs at its end while rank 0's has long ended: 75, all at once."""
+def test_trainers_that_end_early_late_or_with_an_error_make_no_difference(new_stage: Callable[..., Stage]) -> None:
+    """-K and -W 2: rank 1's trainer exits 1 after the save, or hangs at its end long after rank 0's: 75, all at once."""
     stage = new_stage(nodes=8, proctrack="cgroup")
     for srun in ("srun -K", "srun -W 2"):
         for fault in ("--exit-code-after-leave=1", "--hang-at-exit"):
@@ -210,7 +213,7 @@ def test_all_ranks_are_given_one_path_and_no_socket_lies_on_the_shared_file_syst
     root = stage.lab.root
     for node in stage.lab.nodes:
         (root / "tmp" / node).mkdir(parents=True)
-    srun = f"srun bash -c 'TMPDIR={root}/tmp/$SLURMD_NODENAME exec \"$0\" \"$@\"'"
+    srun = f'srun bash -c \'TMPDIR={root}/tmp/$SLURMD_NODENAME exec "$0" "$@"\''
     run = stage.submit("-n4", "-p", "low", command=lock_step_toy(), srun=srun, script=TRAPPED, nodes=2)
     stage.started(ranks=4)
     sockets = {node: len([path for path in (root / "tmp" / node).rglob("*") if path.is_socket()]) for node in stage.lab.nodes}

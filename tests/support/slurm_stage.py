@@ -291,8 +291,8 @@ class Stage:
     ) -> Run:
         """Submit a supervised toy with these knobs, or another command, in a script that has it in place of {run}.
 
-        The nodes are the next ones, or those of the job that it is `beside`, unless `anywhere` leaves that to Slurm. The directory
-        is one of its own; `{log}` in a command is the toy's log.
+        The nodes are the next ones, or those of the job that it is `beside`, unless `anywhere` leaves that to Slurm. The
+        directory is one of its own; `{log}` in a command is the toy's log.
         """
         taken = len({node for run in self.runs for node in run.nodes})
         mine = self.lab.nodes[taken : taken + nodes] if beside is None else beside.nodes

@@ -1,4 +1,4 @@
-"""The toy with a few more knobs, for what real trainings do around a notice: their own handlers, side processes, late faults.
+"""The toy with a few more knobs: what real trainings do around a notice, faults of one rank of several, ranks in lock-step.
 
 Owns those knobs and nothing else; all others are the toy's (toy.py --help).
 Must not: know Slurm. A launcher stands in for torchrun where only its ranks matter: `--ranks N` starts N toys and waits for them.

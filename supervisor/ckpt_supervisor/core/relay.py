@@ -99,6 +99,11 @@ def start(task: int, epoch: int, host: str, pid: int, now_ms: int) -> Relay:
     return Relay(task, epoch, host, pid, now_ms, spread_ms=spread_ms, stepped_ms=now_ms)
 
 
+def started(state: Relay, stand: Stand) -> Relay:
+    """The relay of a command that was started as soon as the coordinator's first word had said from what."""
+    return replace(state, restart=stand.restart)
+
+
 def step(policy: Policy, state: Relay, event: Event, now_ms: int) -> Result:
     """One event. Returns the new state and what to do."""
     if state.over:

@@ -106,7 +106,9 @@ def acked(policy: Policy, state: State, word: wire.Ack, now_ms: int) -> tuple[St
     )
     state = replace(state, round=current)
     state, more = (state, ()) if current.requested else _complete(policy, state, now_ms)
-    return state, (to(word.who, wire.Wait(current.number)), *more) if not more else more
+    # Only who repeats it, as a parked rank does every second, needs a word meanwhile: of thousands each one counts.
+    waits = member.stage is not Stage.REQUESTED and not more
+    return state, (to(word.who, wire.Wait(current.number)),) if waits else more
 
 
 def on_its_way(state: State, word: wire.Ack, now_ms: int) -> tuple[State, str]:
@@ -148,7 +150,7 @@ def arrived(policy: Policy, state: State, word: wire.Arrived, now_ms: int) -> tu
     if current.go:
         return state, (to(word.who, _go_word(current)),), ""
     if member.stage in (Stage.REQUESTED, Stage.AGREED):
-        state = _put(state, replace(member, stage=Stage.ARRIVED))
+        return _put(state, replace(member, stage=Stage.ARRIVED)), (), ""
     if all_arrived(state):
         return state, (), ""
     return state, (to(word.who, wire.Wait(current.number)),), ""

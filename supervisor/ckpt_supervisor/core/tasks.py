@@ -151,6 +151,8 @@ def exited(policy: Policy, state: State, event: CommandExited) -> State:
     """One task's command has ended. All of training has when all have, or when one has failed and nobody was told to leave."""
     if state.codes.get(event.task) is not None:
         return state
+    if policy.tasks > 1 and state.restarts and not state.started and state.leaving is None:
+        return state  # What was left of the start before, ended to make way for the next one.
     failed = event.code if state.failed is None and event.code != 0 else state.failed
     at_work = frozenset(who for who in state.at_work if who.task != event.task)  # What is below it ends with it.
     state = replace(state, codes=state.codes.put(event.task, event.code), failed=failed, at_work=at_work)
