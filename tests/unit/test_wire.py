@@ -59,9 +59,13 @@ def test_all_words_are_in_these_lists() -> None:
 
 
 def test_the_bytes_of_hello_and_refused_never_change() -> None:
-    """Two releases have to be able to tell each other that they do not fit: that word must be the same in all of them."""
+    """Two releases have to be able to tell each other that they do not fit: that word must be the same in all of them.
+
+    An identity got a fourth part, the task, and may come without it.
+    """
     hello = wire.Hello(Who(0, 0, 7), 1, 1, 0, sharded=False)
-    assert wire.encode(hello) == b"\x96\xa5Hello\x93\x00\x00\x07\x01\x01\x00\xc2"
+    assert wire.encode(hello) == b"\x96\xa5Hello\x94\x00\x00\x07\x00\x01\x01\x00\xc2"
+    assert wire.decode_from_rank(b"\x96\xa5Hello\x93\x00\x00\x07\x01\x01\x00\xc2") == hello
     assert wire.encode(wire.Refused("no")) == b"\x92\xa7Refused\xa2no"
 
 
