@@ -40,7 +40,7 @@ class Position(NamedTuple):
     k: int
 
 
-class Who(msgspec.Struct, frozen=True, array_like=True):
+class Who(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Identity of a rank, fixed at attach (docs/protocol.md, rule 11)."""
 
     rank: int
@@ -50,7 +50,7 @@ class Who(msgspec.Struct, frozen=True, array_like=True):
     """The task whose supervisor it is attached to, put in by that supervisor: pids of two nodes may be equal."""
 
 
-class SavedFile(msgspec.Struct, frozen=True, array_like=True):
+class SavedFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One file that a rank wrote: path relative to the round's directory, size in bytes, XXH3-128 in hex ("" if unknown)."""
 
     path: str
@@ -58,8 +58,8 @@ class SavedFile(msgspec.Struct, frozen=True, array_like=True):
     xxh3_128: str
 
 
-class _Word(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Common settings of all words."""
+class _Word(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
+    """Common settings of all words. They hold no cycles, and come in thousands: the garbage collector need not know of them."""
 
 
 # --- from a rank ------------------------------------------------------------------------------------------------------

@@ -120,13 +120,16 @@ class Supervisor:
         before = self.state
         self.state, commands = machine.step(self.policy, before, event, now)
         for entry in describe(event, before, self.state, commands, now):
-            self.lines.log(entry)
-            if entry.event == "round_given_up" and self.state.leaving is None:
-                self.lines.tell_given_up(entry.fields.get("reason"), self.state.given_up_in_a_row, self.state.committed_step)
+            self._log_step(entry)
         if before.phase is not Phase.REQUEUEING and self.state.phase is Phase.REQUEUEING:
             say(before_requeue_line(self.policy, self.state))
         for command in commands:
             self._carry_out(command)
+
+    def _log_step(self, entry: Entry) -> None:
+        self.lines.log(entry)
+        if entry.event == "round_given_up" and self.state.leaving is None:
+            self.lines.tell_given_up(entry.fields.get("reason"), self.state.given_up_in_a_row, self.state.committed_step)
 
     def _begin(self) -> None:
         for fd in (self.launch.inbox.fileno(), self.lanes.fileno(), self.launch.transport.socket):
@@ -218,6 +221,7 @@ class Supervisor:
     def _peers(self) -> None:
         """What the step's other supervisors say."""
         if self.coordinating is not None:
+            self.lines.gather()
             for word in self.coordinating.receive():
                 self._from_task(word)
             self.lines.fold()
@@ -245,7 +249,8 @@ class Supervisor:
         for word in words:
             before = self.state
             self.state, commands = machine.hear(self.policy, before, word, now)
-            self.lines.log_later(describe(word, before, self.state, commands, now))
+            for entry in describe(word, before, self.state, commands, now):
+                self._log_step(entry)
             for command in commands:
                 self._carry_out(command)
 

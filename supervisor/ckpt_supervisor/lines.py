@@ -6,10 +6,9 @@ journal's lane: sooner, its thread would have the interpreter before each word i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
-from ckpt_supervisor.core.describe import Entry, folded
+from ckpt_supervisor.core.describe import Entry, spans
 from ckpt_supervisor.garbage import Garbage
 from ckpt_supervisor.journal import Journal, Stamp
 from ckpt_supervisor.lanes import Lanes
@@ -17,6 +16,9 @@ from ckpt_supervisor.stderr import say
 
 MANY = (3, 10, 30, 100, 300, 1_000)
 """When so many saves have failed in a row that is told, whatever the reasons were (field case 122)."""
+
+OF_ONE = frozenset({"rank", "rank_pid", "of_task", "after_ms", "entered", "save_ms", "files", "bytes"})
+"""What differs between lines that say the same of several ranks or tasks."""
 
 TOLD_MAX = 100
 """Most different reasons of failed saves that are told on stderr; all are in the journal."""
@@ -30,21 +32,21 @@ class Lines:
         self._lanes = lanes
         self._told: set[str] = set()
         self._lines: list[tuple[Entry, Stamp]] = []
-        self._together: list[Entry] = []
+        self._together: list[tuple[Entry, Stamp]] | None = None
 
     def log(self, entry: Entry, at: tuple[int, int] | None = None) -> None:
         """One line for the journal. `at`: when it was, if not now: wall clock in ns, monotonic in ms."""
-        self._lines.append((entry, self._journal.stamp() if at is None else Stamp(*at)))
+        line = (entry, self._journal.stamp() if at is None else Stamp(*at))
+        (self._lines if self._together is None else self._together).append(line)
 
-    def log_later(self, entries: Iterable[Entry]) -> None:
-        """Lines of one of many words that came together: in this turn what is the same of several ranks becomes one line."""
-        self._together += entries
+    def gather(self) -> None:
+        """From here to `fold` what is the same of several ranks or tasks becomes one line: their words have come together."""
+        self._together = []
 
     def fold(self) -> None:
-        """All of those have been taken in."""
-        together, self._together = self._together, []
-        for entry in folded(together):
-            self.log(entry)
+        """All of those words have been taken in."""
+        together, self._together = self._together or [], None
+        self._lines += folded(together)
 
     def garbage(self, garbage: Garbage) -> None:
         """Somebody has sent what is no word, or may not speak: one line for each."""
@@ -73,6 +75,28 @@ class Lines:
         if text and text not in self._told and len(self._told) < TOLD_MAX:
             self._told.add(text)
             say(f"a save was given up, training goes on: {text}")
+
+
+def folded(lines: list[tuple[Entry, Stamp]]) -> list[tuple[Entry, Stamp]]:
+    """Lines that say the same of several ranks, or of one signal at several tasks, as one each, with the last one's numbers."""
+    groups: dict[tuple[Any, ...], list[tuple[Entry, Stamp]]] = {}
+    for place, (entry, stamp) in enumerate(lines):
+        key: tuple[Any, ...] = (place,)
+        if "rank" in entry.fields or entry.event == "signal":
+            key = (entry.event, *((name, str(value)) for name, value in entry.fields.items() if name not in OF_ONE))
+        groups.setdefault(key, []).append((entry, stamp))
+    found = []
+    for group in groups.values():
+        entry, stamp = group[-1]
+        if len(group) > 1:
+            fields = {name: value for name, value in entry.fields.items() if name not in ("rank", "rank_pid", "of_task")}
+            for one, many in (("rank", "ranks"), ("of_task", "of_tasks")):
+                numbers = [line.fields[one] for line, _ in group if one in line.fields]
+                if numbers and (one == "rank" or "rank" not in entry.fields):
+                    fields[many] = spans(numbers)
+            entry = Entry(entry.event, entry.level, fields)
+        found.append((entry, stamp))
+    return found
 
 
 def _ignore(_: Any) -> None:

@@ -150,6 +150,7 @@ def test_a_step_that_ends_by_itself_ends_as_a_whole_and_stays_ended(new_stage: C
         record = run.wait_state("FAILED")
         assert record["ExitCode"] == "77:0"
         assert {entry["task"]: entry["code"] for entry in run.events("exit")} == {0: 77, 1: 77}
+        assert run.event("exit", task=0)["line"] == "training failed by itself with status 77 of task 1"
         assert "rc=77" in run.lines()
         assert run.committed() == []
         died = run.events("command_exited", code=77)[0]["mono_ms"]

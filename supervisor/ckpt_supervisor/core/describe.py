@@ -63,10 +63,6 @@ def describe(event: Event, before: State, after: State, commands: tuple[Command,
 SILENT = (wire.Ack, wire.Arrived, wire.Saving, wire.Saved, Report)
 """Events that come in thousands and tell only by what they change."""
 
-RANK_FIELDS = frozenset({"rank", "rank_pid", "after_ms", "entered", "save_ms", "files", "bytes"})
-"""What differs between ranks in lines that say the same of several."""
-
-
 def spans(numbers: list[int]) -> list[int | str]:
     """Numbers of ranks for a line: as they are, or, when they are many, with "8-15" for those in a row."""
     if len(numbers) <= RANKS_SHOWN_MAX:
@@ -82,22 +78,6 @@ def spans(numbers: list[int]) -> list[int | str]:
         if number is not None:
             first = last = number
     return found
-
-
-def folded(entries: list[Entry]) -> Iterator[Entry]:
-    """Lines that say the same of several ranks as one each: `ranks` in place of `rank`, and the last one's numbers."""
-    groups: dict[tuple[Any, ...], list[Entry]] = {}
-    for place, entry in enumerate(entries):
-        rest = tuple(sorted((name, str(value)) for name, value in entry.fields.items() if name not in RANK_FIELDS))
-        key = (entry.event, rest) if "rank" in entry.fields else (place,)
-        groups.setdefault(key, []).append(entry)
-    for group in groups.values():
-        last = group[-1]
-        if len(group) == 1:
-            yield last
-            continue
-        fields = {name: value for name, value in last.fields.items() if name not in ("rank", "rank_pid")}
-        yield Entry(last.event, last.level, {**fields, "ranks": spans([entry.fields["rank"] for entry in group])})
 
 
 def _of_event(event: Event, before: State, after: State) -> Iterator[Entry]:

@@ -83,7 +83,7 @@ class Kind(enum.Enum):
     LEAVE = "save and leave"
 
 
-class Rank(msgspec.Struct, frozen=True):
+class Rank(msgspec.Struct, frozen=True, gc=False):
     """A training process that said Hello."""
 
     who: Who
@@ -104,7 +104,7 @@ class Rank(msgspec.Struct, frozen=True):
         return not (self.gone or self.cut or self.finished or self.left)
 
 
-class Member(msgspec.Struct, frozen=True):
+class Member(msgspec.Struct, frozen=True, gc=False):
     """A rank's part in one round."""
 
     who: Who
