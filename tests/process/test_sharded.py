@@ -112,12 +112,15 @@ def test_a_rank_that_dies_in_a_save_hangs_nobody_and_nothing_is_committed(tmp_pa
 
 
 def test_after_a_failure_that_one_rank_alone_knows_of_the_ranks_meet_in_a_new_group() -> None:
-    """The others notice at the beginning of the next save, when that rank's connections are closed: no save is lost by it."""
+    """The others notice at the beginning of the next save, when that rank's connections are closed: no save is lost by it.
+
+    Whoever waits for the time-out (60 s, of which gloo gets nine tenths) takes longer than half of it.
+    """
     command = [str(TORCHRUN), "--standalone", "--nproc-per-node", "3", "--", str(TOY), "--meet"]
     done = subprocess.run(command, env=environment(), stdout=subprocess.PIPE, text=True, timeout=120, check=True)
     met = re.findall(r"^met (\d) (\d+)\.\d rank (\d)", done.stdout, re.MULTILINE)
     assert sorted((number, rank) for number, _, rank in met) == [(n, rank) for n in "1234" for rank in "012"]
-    assert {int(seconds) for _, seconds, _ in met} <= {0, 1, 2}, "somebody waited for the time-out"
+    assert max(int(seconds) for _, seconds, _ in met) < 30, "somebody waited for the time-out"
 
 
 @pytest.fixture(name="world")

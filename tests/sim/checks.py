@@ -336,6 +336,7 @@ class Checks:
         self._is_hopeless(current)
         mute_ms = self._mute_ms(current)
         saving = any(other.saving for other in world.ranks() if other.alive)
+        saving = saving or any(member.stage.name == "SAVING" for member in current.members)  # Its Saved may be lost.
         if min(held_ms, mute_ms) > (MUTE_SAVING_MS if saving else MUTE_MS) + SLACK_MS:
             self.broken("mute", f"rank {process.rank} is held for {held_ms} ms by a rank that is mute for {mute_ms} ms")
 

@@ -102,6 +102,8 @@ def _periodic(checks: Checks) -> None:
     world, options = checks.world, checks.world.options
     if not options.every_steps or options.every_ms is not None or options.story in ("save", "rehearse"):
         return
+    if options.ranks > 1 and options.phase_every and options.phase_alone and not options.collective:
+        return  # Rank 0 may be so far behind that the time for the save is over.
     reached = checks.notice_n if checks.notice_n is not None else min(process.n for process in world.ranks()) - 1
     if checks.notice_n is None and checks.exit is None:
         return

@@ -174,8 +174,10 @@ TASKS = (
         mode="swarm",
         faults=frozenset({"dead_coordinator"}),
         tasks=3,
-        every_steps=1,
-        save_ms=400,
+        every_steps=0,
+        every_ms=700,
+        step_ms=800,
+        collective=False,
     ),
     fault(
         "lost_coordinator_is_not_noticed",

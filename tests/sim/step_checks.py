@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tests.sim.options import NET
 from tests.sim.violation import Violation
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ NOTICED_MS = 5_000
 
 RELEASED_MS = 6_600
 """Whoever was parked for it is released soon after: a parked rank is looked at once a second."""
+
+AT_ONCE_MS = 300
 
 UNHEARD_MS = 6_500
 """After so long without a word of a task its ranks are no longer waited for."""
@@ -92,7 +95,8 @@ class StepChecks:
         shell = process.command.shell
         if shell.task == 0:
             return False
-        return shell.over or shell.stopped or self.world.links.is_cut(shell.task)
+        heir = getattr(shell, "heir", None)  # It passes no words on.
+        return heir is not None or shell.over or shell.stopped or self.world.links.is_cut(shell.task)
 
     def lost_tasks(self, current: Any) -> None:
         """A round does not wait for ranks of a task that is not there."""
@@ -170,11 +174,13 @@ class StepChecks:
         for process in shell.command.processes if shell.command is not None else ():
             process.silenced = True
             if process.parked_ms is not None:
-                self.world.at(RELEASED_MS - NOTICED_MS, self._is_released, (process, process.parked_ms, shell))
+                # Released from a round it may stop at once by itself, at the very same step, where it does so at all.
+                within_ms = RELEASED_MS - NOTICED_MS if options.every_steps else AT_ONCE_MS
+                self.world.at(within_ms, self._is_released, (process, process.parked_ms, shell))
 
     def _is_released(self, arguments: tuple[Process, int, RelayShell]) -> None:
         process, parked_ms, shell = arguments
-        hindered = process.stopped or self.world.options.has("partition") or self.world.options.loss_percent or shell.stopped
+        hindered = process.stopped or shell.stopped or any(self.world.options.has(fault) for fault in NET)
         if process.alive and not hindered and process.parked_ms == parked_ms and not shell.over and shell.heir is not None:
             if shell.woke_ms < self.world.now - NOTICED_MS and process.stopped_ms < self.world.now - NOTICED_MS:
                 self.broken("parked", f"rank {process.rank} is parked since {parked_ms}, and its task has lost the coordinator")

@@ -155,9 +155,9 @@ class Run:
         """Exit statuses of the supervisors so far, by their own word."""
         return [entry["code"] for entry in self.events("exit")]
 
-    def committed(self) -> list[int]:
-        """Steps that were committed, in order."""
-        return [entry["step"] for entry in self.events("commit", result="committed")]
+    def committed(self, **fields: object) -> list[int]:
+        """Steps that were committed, in order; `attempt=0` for those of the first run only."""
+        return [entry["step"] for entry in self.events("commit", result="committed", **fields)]
 
     def supervisor(self, task: int, attempt: int = 0) -> int:
         """Process id of a task's supervisor."""

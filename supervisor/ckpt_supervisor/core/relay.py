@@ -163,7 +163,8 @@ def _take_in(policy: Policy, state: Relay, event: Event, now_ms: int) -> Result:
             state = replace(state, heard_ms=now_ms, newest_round=max(state.newest_round, getattr(event.word, "round", 0)))
             return state, tuple(Say(pid, event.word) for pid in event.pids)
         case Check():
-            return _check(replace(state, heard_ms=now_ms), event)
+            state = replace(state, heard_ms=now_ms)
+            return (state, ()) if state.lost else _check(state, event)  # An heir verifies nothing; it is asked again.
         case Turned(reason=reason):
             return _leave(state, EXIT_USAGE, reason, now_ms)
         case TaskCut():
