@@ -112,9 +112,10 @@ class Supervisor:
     def _step(self, event: ev.Event | ev.FromCoordinator) -> None:
         now = now_ms()
         if self.following is not None:
+            was_lost = self.following.is_lost
             self._follow(self.following, event, now)
-            if not self.following.is_lost:
-                return
+            if not (was_lost and self.following.is_lost):
+                return  # The event that made it an heir is among what it has inherited.
         if isinstance(event, ev.FromCoordinator):
             return
         before = self.state
@@ -128,6 +129,9 @@ class Supervisor:
 
     def _log_step(self, entry: Entry) -> None:
         self.lines.log(entry)
+        if entry.event == "join_over" and (missing := tasks.missing(self.policy, self.state)):
+            some = ", ".join(map(str, missing[:20])) + (", ..." if len(missing) > 20 else "")
+            say(f"no word of a supervisor of task {some}: ranks there cannot take part in a save")
         if entry.event == "round_given_up" and self.state.leaving is None:
             self.lines.tell_given_up(entry.fields.get("reason"), self.state.given_up_in_a_row, self.state.committed_step)
 
@@ -347,7 +351,7 @@ class Supervisor:
             say(f"the command failed; starting it again in place ({restart} of {self.launch.options.restarts})")
             self._started(*self.launch.start_command(resume.path, restart), resume, restart)
 
-        self.below.end()
+        self.below.end_for_restart()
         if self.following is None:
             self.errands.choose(None, chosen)
         else:

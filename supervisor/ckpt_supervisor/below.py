@@ -39,6 +39,8 @@ class Below:
         self._feed = feed
         self._log = log
         self.child: children.Child | None = None
+        self._dropped: children.Child | None = None
+        """A command that was ended for the next start and is not reaped yet."""
         self._rank_fds: dict[Who, int] = {}
         self._ended_pids: list[int] = []
         self._orphaned: int | None = None
@@ -75,6 +77,11 @@ class Below:
             self.reap()
             code, self._orphaned = max(self._rank_codes, default=self._orphaned), None
             self._feed(ev.CommandExited(code))
+        dropped = self._dropped
+        if dropped is not None and dropped.pidfd in ready and dropped.status() is not None:
+            self._poller.unregister(dropped.pidfd)
+            dropped.close()
+            self._dropped = None
         child = self.child
         if child is None or child.pidfd not in ready:
             return
@@ -132,6 +139,13 @@ class Below:
         if killed:
             self._log(Entry("killed", "info", {"pids": killed}))
         children.reap_orphans(self._launch.claims)
+
+    def end_for_restart(self) -> None:
+        """End everything; the end of a command that still ran is not told, as it is not the next one's."""
+        self.end()
+        self._orphaned = None
+        if self.child is not None:
+            self._dropped, self.child = self.child, None
 
     def end_command(self, *, runs: bool) -> None:
         """End the command. `runs`: its end is waited for, even if it has not been started yet."""

@@ -57,6 +57,7 @@ def policy_of(launch: Launch, can_look: bool) -> Policy:
         save_timeout_ms=options.save_timeout_ms,
         leave_timeout_ms=options.leave_timeout_ms,
         tasks=1 if launch.joined is not None else launch.job.tasks,
+        join_ms=options.join_timeout_ms,
         lead_ms=options.lead.ms,
         lead_auto=options.lead.auto,
         notice_horizon_ms=options.notice_horizon_ms,

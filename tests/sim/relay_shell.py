@@ -102,7 +102,8 @@ class RelayShell(Shell):
         elif before.lost:
             commands = tuple(command for command in commands if type(command).__name__ == "SendUp")
         self._do_all(commands)
-        if self.heir is not None and kind not in NOT_THE_MACHINES:
+        # The event that made it an heir is among what that has inherited.
+        if heir is not None and self.heir is not None and kind not in NOT_THE_MACHINES:
             if kind == "SignalCame":
                 self.heir.checks.signalled(event.name)
             self.heir.feed(event)

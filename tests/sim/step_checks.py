@@ -123,6 +123,7 @@ class StepChecks:
             shell = world.shells[task.number]
             hindered = options.link_loss_percent > 5 or world.links.is_cut(task.number, world.now - 2 * NOTICED_MS)
             hindered = hindered or shell.stopped or shell.woke_ms > world.now - 2 * NOTICED_MS or shell.over
+            hindered = hindered or getattr(shell, "heir", None) is not None  # It says so, and passes no words on.
             if not hindered:
                 self.broken("gone", f"task {task.number} is taken for gone, and it is there")
 

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from tests.support.slurm_stage import Run, Stage
 
 LOSSES = {
-    "rank before": ("--step-ms 500", {0, 1}, "rank 1 (task 1"),
+    # Slow saves, for the case that the notice comes in the very moment in which a step ends.
+    "rank before": ("--step-ms 500 --slow-rank 1 --faults-from 2 --save-ms 3000", {0, 1}, "rank 1 (task 1"),
     "rank during": ("--faulty-rank 1 --faults-from 2 --save-ms 1500 --kill-self-in-save", {0, 1}, "rank 1 (task 1"),
     "rank after": ("--slow-rank 0 --faults-from 2 --save-ms 3000", {0, 1}, "task 1 ended with status 137"),
-    "rank stopped": ("--step-ms 500", {0, 1}, "rank 1 (task 1"),
+    "rank stopped": ("--step-ms 500 --slow-rank 1 --faults-from 2 --save-ms 3000", {0, 1}, "rank 1 (task 1"),
     "relay": ("--faults-from 2 --save-ms 2000", {0}, "task 1"),
     "coordinator": ("--faults-from 2 --save-ms 2000", {1}, "task 0's supervisor, was lost"),
 }

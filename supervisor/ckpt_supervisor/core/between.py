@@ -48,6 +48,8 @@ class Report(_Word, frozen=True, tag=True, array_like=True):
     """Exit status of that start, None while it runs."""
     gone: tuple[tuple[wire.Who, str], ...] = ()
     """Ranks of this task whose processes have ended, and how."""
+    lost: bool = False
+    """It had lost the coordinator and decides for itself: nobody is to wait for its ranks."""
     bye: bool = False
     """Its last word: it has heard the exit status, its command is over, and it leaves."""
 

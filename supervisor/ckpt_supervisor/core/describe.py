@@ -53,6 +53,9 @@ def describe(event: Event, before: State, after: State, commands: tuple[Command,
         entries += _of_round(before, after, now_ms, getattr(event, "who", None))
     if before.tasks is not after.tasks:
         entries += _of_tasks(event, before, after)
+    if after.join_is_over and not before.join_is_over:
+        there = {task.number for task in after.tasks}
+        entries.append(Entry("join_over", "info", {"tasks_there": 1 + len(there)}))
     if before.phase is not after.phase:
         entries += _of_phase(before, after)
     if len(commands) != 1 or not isinstance(commands[0], Say) or isinstance(commands[0].word, wire.Refused):

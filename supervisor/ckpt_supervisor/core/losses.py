@@ -38,3 +38,11 @@ def tasks_lost(policy: Policy, state: State, lost: tuple[Task, ...], now_ms: int
         case Phase.COMMITTING | Phase.LEAVING | Phase.REQUEUEING | Phase.DONE:
             pass
     return state, ()
+
+
+def join_over(policy: Policy, state: State, now_ms: int) -> Result:
+    """Nobody else will join: what the others have come to is what there is."""
+    after = tasks.join_is_over(policy, state, now_ms)
+    if after.phase is Phase.RUNNING and after.code is not None and state.code is None:
+        return turns.command_over(policy, after, now_ms)
+    return after, ()

@@ -403,6 +403,8 @@ def _due(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
     if isinstance(event, Tick):  # Only when what had come was taken in: nobody is gone whose word is waiting.
         state, lost = tasks.due(policy, state, event, now_ms)
         state, commands = losses.tasks_lost(policy, state, lost, now_ms) if lost else (state, ())
+        state, more = losses.join_over(policy, state, now_ms)
+        commands += more
         for killed in tasks.died(policy, state, now_ms):
             state, more = _take_in(policy, state, killed, now_ms)
             commands += more

@@ -71,6 +71,8 @@ class Policy:
     restarts: int = 0
     tasks: int = 1
     """Supervisors of this step, one for each srun task; this one is task 0's, unless it is an heir."""
+    join_ms: int = 300_000
+    """How long other tasks' supervisors are waited for before they count as not being there."""
     heir: int = 0
     """Number of the task whose supervisor has lost the coordinator and decides for itself: it saves nothing, leaves when it has
     to, and takes over the requeue, this many seconds after the others before it could have. 0: the coordinator."""

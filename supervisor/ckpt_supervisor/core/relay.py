@@ -266,6 +266,7 @@ def _report(state: Relay, now_ms: int) -> Result:
         restart=state.restart,
         code=state.code,
         gone=state.gone,
+        lost=state.lost,
         bye=state.over,
     )
     return replace(state, said_ms=now_ms), (SendUp(word),)

@@ -302,6 +302,8 @@ class State(msgspec.Struct, frozen=True):
     """The step's other supervisors that have reported."""
     cut_ms: int | None = None
     """Since when the first of those is cut whose connection is closed."""
+    join_is_over: bool = False
+    """Tasks that have not reported by now are not waited for."""
     tasks_heard_ms: int = 0
     """No task that is there was last heard before this instant."""
     stepped_ms: int = 0

@@ -91,9 +91,13 @@ def reported(policy: Policy, state: State, report: Report, now_ms: int) -> tuple
         return state, (TurnAway(report.task, wrong),)
     known = state.tasks.get(report.task)
     task = Task(report.task, report.host, report.pid, now_ms, signals=report.signals, bye=report.bye)
-    if known is not None and known.cut_ms is not None:
+    if known is not None and known.cut_ms is not None and not report.lost:
         cut = [other.cut_ms for other in state.tasks if other.cut_ms is not None and other.number != report.task]
         state = replace(state, cut_ms=min(cut, default=None))
+    if report.lost and known is not None:
+        # It follows again, or it does not: what it goes on to say of itself keeps nobody waiting for its ranks.
+        state = replace(state, tasks=state.tasks.put(report.task, replace(known, signals=report.signals, bye=report.bye)))
+        return state, (Announce(stand(policy, state, now_ms), (report.task,)),) if known.gone else ()
     if known is not None and not known.gone:
         return replace(state, tasks=state.tasks.put(report.task, task)), ()
     if known is not None and known.pid == report.pid:
@@ -170,7 +174,19 @@ def all_over(policy: Policy, state: State) -> State:
 
 def _is_gone(state: State, number: int) -> bool:
     task = state.tasks.get(number)
-    return task is not None and task.gone
+    return task.gone if task is not None else number > 0 and state.join_is_over
+
+
+def missing(policy: Policy, state: State) -> list[int]:
+    """Tasks that have never reported."""
+    return [number for number in range(1, policy.tasks) if state.tasks.get(number) is None]
+
+
+def join_is_over(policy: Policy, state: State, now_ms: int) -> State:
+    """Tasks that have not reported by --join-timeout are not waited for any more, whatever they are."""
+    if policy.tasks == 1 or state.join_is_over or now_ms < state.began_ms + policy.join_ms:
+        return state
+    return all_over(policy, replace(state, join_is_over=True))
 
 
 def started_again(state: State) -> State:
