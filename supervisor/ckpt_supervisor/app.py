@@ -178,7 +178,7 @@ class Supervisor:
         """Time until the next deadline; recomputed every time, never remembered."""
         times: list[int | None] = []
         if self.following is not None:
-            times.append(relay.next_deadline(self.following.relay))
+            times += [relay.next_deadline(self.following.relay), self.following.reach_at_ms]
         if self.following is None or self.following.is_lost:
             times.append(machine.next_deadline(self.policy, self.state))
         times.append(self.below.sweep_at_ms)
@@ -224,6 +224,9 @@ class Supervisor:
 
     def _peers(self) -> None:
         """What the step's other supervisors say."""
+        for end in (self.coordinating, self.following):
+            for cut in end.closed() if end is not None else ():
+                self.feed(cut)
         if self.coordinating is not None:
             self.lines.gather()
             for word in self.coordinating.receive():
@@ -232,9 +235,7 @@ class Supervisor:
         if self.following is not None:
             for told in self.following.receive():
                 self.feed(told)
-        for end in (self.coordinating, self.following):
-            for cut in end.closed() if end is not None else ():
-                self.feed(cut)
+            self.following.reach(self.lanes, now_ms())
 
     def _from_task(self, word: between.Up) -> None:
         match word:
@@ -415,8 +416,8 @@ class Supervisor:
         self.lines.write()
         inbox = self.launch.inbox
         if self.following is not None and not self.following.is_lost:
-            # The coordinator sees the connection close and has the job requeued. An early end here could cost others their save.
-            self.following.part()
+            # Saves end, as this task is not heard from any more; training goes on. An early end here could cost others theirs.
+            self.following.abandon()
             return emergency.stay(self.below.child, inbox)
         if self.state.notice is None:
             code = emergency.outlive(self.below.child, inbox)

@@ -1,8 +1,8 @@
 """Which connections of a socket have been closed by the other end, soon after it happens.
 
-Owns a ZeroMQ monitor socket. A process that dies has its connections closed by its kernel at once, where silence tells of it only
-after seconds. Must not be believed alone: libzmq also closes a connection that has been silent for long, and connects again by
-itself.
+Owns a ZeroMQ monitor socket, which counts failed handshakes too. A process that dies has its connections closed by its kernel at
+once, where silence tells of it only after seconds. Must not be believed alone: libzmq also closes a connection that has been
+silent for long, and connects again by itself.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import struct
 from types import TracebackType
 
 import zmq
+
+FAILURES = int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+"""What a stranger's connection ends with; one that says nothing at all is a probe (links.reachable)."""
 
 EVENTS_PER_TURN_MAX = 10_000
 
@@ -23,10 +26,11 @@ class Closings:
 
     def __init__(self, watched: zmq.Socket[bytes]) -> None:
         self._watched = watched
+        self._failures = 0
 
     def __enter__(self) -> Closings:
         address = f"inproc://closings-{id(self)}"
-        self._watched.monitor(address, zmq.EVENT_DISCONNECTED)
+        self._watched.monitor(address, zmq.EVENT_DISCONNECTED | FAILURES)
         self.socket = self._watched.context.socket(zmq.PAIR)
         self.socket.set(zmq.LINGER, 0)
         # No bound here: libzmq's I/O thread waits in a monitor's full pipe, and then nobody is heard at all. A thousand
@@ -44,6 +48,11 @@ class Closings:
             self._watched.monitor(None, 0)
             self.socket.close(linger=0)
 
+    def failures(self) -> int:
+        """How many connections have failed their handshake since the last call."""
+        count, self._failures = self._failures, 0
+        return count
+
     def receive(self) -> list[int]:
         """The descriptors of the connections that were closed since the last call."""
         closed = []
@@ -52,6 +61,9 @@ class Closings:
                 frames = self.socket.recv_multipart(flags=zmq.NOBLOCK)
             except zmq.ZMQError:
                 break
-            _, descriptor = _EVENT.unpack(frames[0])
-            closed.append(descriptor)
+            event, value = _EVENT.unpack(frames[0])
+            if event & FAILURES:
+                self._failures += 1
+            else:
+                closed.append(value)
         return closed

@@ -46,12 +46,15 @@ def outlive(child: Child | None, inbox: SignalInbox) -> int | None:
 
 
 def stay(child: Child | None, inbox: SignalInbox) -> int:
-    """Wait for the command's own end, whatever signals come; its status. For a task whose coordinator decides for it."""
+    """Wait for the command's own end, whatever signals come; its status. For a task whose coordinator decides for it.
+
+    Without a command there is no training to be spared: the step cannot become whole, and this end says so at once.
+    """
     while child is not None:
         code = outlive(child, inbox)
         if code is not None:
             return code
-    return EXIT_STALE
+    return EXIT_SOFTWARE
 
 
 def bring_back(scontrol: Scontrol | None, policy: Policy, state: State, inbox: SignalInbox, now_ms: Callable[[], int]) -> int:

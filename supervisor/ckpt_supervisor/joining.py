@@ -59,6 +59,7 @@ class Joined:
     """A task's supervisor that has heard the coordinator."""
 
     spoke: Spoke
+    invitation: Invitation
     epoch: int
     heard: tuple[between.Down, ...]
     signals: tuple[int, ...]
@@ -99,7 +100,7 @@ def join(stack: contextlib.ExitStack, options: Options, job: Job, inbox: SignalI
             heard = _greet(spoke, job.task, invitation.epoch, waiting)
             if heard:
                 stack.push(undo.pop_all())
-                return Joined(spoke, invitation.epoch, heard, tuple(waiting.signals))
+                return Joined(spoke, invitation, invitation.epoch, heard, tuple(waiting.signals))
         waiting.pause(f"no answer of task 0's supervisor at {endpoint}")
 
 

@@ -20,6 +20,9 @@ MANY = (3, 10, 30, 100, 300, 1_000)
 OF_ONE = frozenset({"rank", "rank_pid", "of_task", "after_ms", "entered", "save_ms", "files", "bytes"})
 """What differs between lines that say the same of several ranks or tasks."""
 
+MANY_LINES = 9
+"""From so many on they are one; fewer are easier to read, and to look for, one by one."""
+
 TOLD_MAX = 100
 """Most different reasons of failed saves that are told on stderr; all are in the journal."""
 
@@ -87,15 +90,14 @@ def folded(lines: list[tuple[Entry, Stamp]]) -> list[tuple[Entry, Stamp]]:
         groups.setdefault(key, []).append((entry, stamp))
     found = []
     for group in groups.values():
+        if len(group) < MANY_LINES:
+            found += group
+            continue
         entry, stamp = group[-1]
-        if len(group) > 1:
-            fields = {name: value for name, value in entry.fields.items() if name not in ("rank", "rank_pid", "of_task")}
-            for one, many in (("rank", "ranks"), ("of_task", "of_tasks")):
-                numbers = [line.fields[one] for line, _ in group if one in line.fields]
-                if numbers and (one == "rank" or "rank" not in entry.fields):
-                    fields[many] = spans(numbers)
-            entry = Entry(entry.event, entry.level, fields)
-        found.append((entry, stamp))
+        fields = {name: value for name, value in entry.fields.items() if name not in ("rank", "rank_pid", "of_task")}
+        one, many = ("rank", "ranks") if "rank" in entry.fields else ("of_task", "of_tasks")
+        fields[many] = spans([line.fields[one] for line, _ in group if one in line.fields])
+        found.append((Entry(entry.event, entry.level, fields), stamp))
     return found
 
 

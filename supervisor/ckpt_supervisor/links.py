@@ -56,6 +56,8 @@ _SIGNATURE_BYTES = 10
 """What a ZeroMQ peer says first, unasked (RFC 23): 0xff, eight bytes, 0x7f."""
 
 
+_NOBODY = b"nobody"
+
 _NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
@@ -70,6 +72,8 @@ class Hub:
         self._interface = interface
         self._complaints = Complaints()
         self._denied = Complaints()
+        self._names: dict[int, bytes] = {}
+        """Routing id of each task's supervisor, with a part of its own: a second one cannot take the way of the first."""
         self._tasks: dict[int, int] = {}
         """Task of each connection, by the descriptor that libzmq tells with a frame (ZMQ_SRCFD) and with the end of it."""
 
@@ -161,7 +165,7 @@ class Hub:
         for task in tasks:
             try:
                 # Not send_multipart: it costs as much again, and this is said to thousands.
-                send(_name_of(task), _MORE)
+                send(self._names.get(task, _NOBODY), _MORE)
                 send(frame, _NOW)
             except zmq.ZMQError:
                 continue
@@ -178,8 +182,11 @@ class Hub:
                 if len(frames) != 2:
                     raise wire.DecodeError(f"{len(frames)} frames instead of 2")
                 word = between.decode_up(frames[1].bytes)
-                if name != _name_of(word.task):
+                if _task_of(name) != word.task:
                     raise wire.DecodeError(f"claims to be task {word.task}")
+                if self._names.setdefault(word.task, name) != name:
+                    self._turn_away(name, word.task)
+                    raise wire.DecodeError(f"is a second supervisor of task {word.task}")
             except wire.DecodeError as error:
                 yield self._complaints.about(readable(name), str(error))
                 continue
@@ -187,9 +194,23 @@ class Hub:
                 self._tasks[int(frames[1].get(zmq.SRCFD))] = word.task
             yield word
 
+    def _turn_away(self, name: bytes, task: int) -> None:
+        """Only this process is told: the task's own supervisor, which has another name, goes on."""
+        word = between.Turned(f"task {task} has a supervisor already")
+        with contextlib.suppress(zmq.ZMQError):
+            self.socket.send_multipart([name, between.encode(word)], flags=zmq.NOBLOCK)
+
     def closed(self) -> list[int]:
-        """Tasks whose connections were closed since the last call."""
-        return [self._tasks.pop(descriptor) for descriptor in self.closings.receive() if descriptor in self._tasks]
+        """Tasks whose connections were closed since the last call. Asked before `receive`, as descriptors are used again."""
+        tasks = [self._tasks.pop(descriptor) for descriptor in self.closings.receive() if descriptor in self._tasks]
+        for task in tasks:
+            self._names.pop(task, None)  # The same process, or one in its place, may come back.
+        return tasks
+
+    def strangers(self) -> list[Garbage]:
+        """Whoever did not get through the handshake since the last call: told once, by what the first of them did wrong."""
+        failed = self.closings.failures()
+        return [self._denied.about("somebody on the port", f"failed the handshake ({failed} connections)")] if failed else []
 
     def answer_zap(self) -> list[Garbage]:
         """Let in those who hold the step's client key; the others, by address. At most WORDS_PER_TURN_MAX in one call."""
@@ -232,7 +253,7 @@ class Spoke:
             self.socket = self._context.socket(zmq.DEALER)
             self.closings = Closings(self.socket).__enter__()
             _tune(self.socket)
-            self.socket.set(zmq.ROUTING_ID, _name_of(self._task))
+            self.socket.set(zmq.ROUTING_ID, f"task-{self._task}-{secrets.token_hex(8)}".encode())
             self.socket.set(zmq.SNDHWM, WAITING_MAX)
             self.socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
             self.socket.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MS_MAX)
@@ -341,8 +362,10 @@ def _tune(end: zmq.Socket[bytes]) -> None:
     end.set(zmq.TCP_KEEPALIVE_CNT, KEEPALIVE_COUNT)
 
 
-def _name_of(task: int) -> bytes:
-    return b"task-%d" % task
+def _task_of(name: bytes) -> int:
+    """The task in a routing id; -1 for what is none."""
+    parts = name.split(b"-", 2)
+    return int(parts[1]) if len(parts) == 3 and parts[0] == b"task" and parts[1].isdigit() and len(parts[1]) < 8 else -1
 
 
 def _port_of(end: zmq.Socket[bytes]) -> int:

@@ -24,9 +24,14 @@ from ckpt_supervisor.core.state import State
 from ckpt_supervisor.disk import Resume
 from ckpt_supervisor.garbage import Garbage
 from ckpt_supervisor.joining import Joined
+from ckpt_supervisor.lanes import Lanes
 from ckpt_supervisor.lines import Lines
-from ckpt_supervisor.links import WORDS_PER_TURN_MAX, Hub
+from ckpt_supervisor.links import WORDS_PER_TURN_MAX, Hub, reachable
 from ckpt_supervisor.peers import LINGER_MS, ToCoordinator, ToTasks, see_off
+
+REACH_MS = 5_000
+REACH_S = 2.0
+"""While the coordinator is lost it is looked for this often, for so long."""
 
 
 class Coordinating:
@@ -51,7 +56,7 @@ class Coordinating:
 
     def receive(self) -> Iterator[between.Up]:
         """What the other tasks say. Who may connect is answered here too."""
-        for denied in self._hub.answer_zap():
+        for denied in (*self._hub.answer_zap(), *self._hub.strangers()):
             self._lines.garbage(denied)
         count = 0
         for word in self._hub.receive():
@@ -99,6 +104,7 @@ class Following:
     """Another task's end: the way to the coordinator, and the relay's state."""
 
     def __init__(self, joined: Joined, task: int, lines: Lines, now_ms: int) -> None:
+        self._reach_at_ms: int | None = None
         self._joined = joined
         self._task = task
         self._lines = lines
@@ -172,9 +178,35 @@ class Following:
             case do.SendUp(word=word):
                 self._up.send(word)
 
+    @property
+    def reach_at_ms(self) -> int | None:
+        """When `reach` has something to do; None while the coordinator is heard."""
+        return self._reach_at_ms if self.is_lost else None
+
+    def reach(self, lanes: Lanes, now_ms: int) -> None:
+        """A connection that libzmq has given up, or that somebody else has answered, is only made anew when it is asked for."""
+        if not self.is_lost:
+            self._reach_at_ms = None
+        elif self._reach_at_ms is None:
+            self._reach_at_ms = now_ms + REACH_MS
+        elif now_ms >= self._reach_at_ms:
+            self._reach_at_ms = now_ms + REACH_MS
+            joined = self._joined
+            lanes.post("meeting", "reaching task 0", lambda: reachable(joined.invitation, REACH_S), self._reached)
+
+    def _reached(self, endpoint: object) -> None:
+        if isinstance(endpoint, str) and self.is_lost:
+            self._joined.spoke.connect(endpoint)
+
     def flush(self) -> None:
         """Send what was gathered in this turn."""
         self._up.flush()
+
+    def abandon(self) -> None:
+        """Leave after a fault of our own, with the training still running: silence is to tell, no end of this task."""
+        state = self.relay
+        self._up.send(between.Report(state.task, between.VERSION, state.epoch, state.host, state.pid, state.signals, bye=True))
+        self.part()
 
     def part(self) -> None:
         """Leave: the last words get a moment to go out."""

@@ -118,7 +118,7 @@ class Crowd:
         """As links.Spoke has it."""
         socket = self._context.socket(zmq.DEALER)
         links._tune(socket)
-        socket.set(zmq.ROUTING_ID, b"task-%d" % task)
+        socket.set(zmq.ROUTING_ID, b"task-%d-x" % task)
         socket.set(zmq.SNDHWM, links.WAITING_MAX)
         socket.set(zmq.RECONNECT_IVL, links.RECONNECT_MS)
         socket.set(zmq.RECONNECT_IVL_MAX, links.RECONNECT_MS_MAX)

@@ -157,12 +157,28 @@ def test_the_last_word_gets_out_within_its_linger_time() -> None:
         hub.send(1, STAND)
 
 
-def test_a_new_connection_of_a_task_takes_over_the_old_one() -> None:
-    """A node whose network came back speaks at once, whatever the hub still believes of the old connection."""
-    with Hub() as hub, joined(hub, 1) as old, joined(hub, 1) as new:
+def test_a_second_supervisor_of_a_task_is_turned_away_and_the_first_one_keeps_its_way() -> None:
+    """Started twice in one task: the second one is told so, and takes neither the words nor the place of the first."""
+    with Hub() as hub, joined(hub, 1) as first, Spoke(invite(hub), 1) as second:
+        second.connect(invite(hub).addresses[-1])
+        second.send(report(1, 2))
+        (complaint,) = pump_until(hub, bool)
+        assert isinstance(complaint, Garbage)
+        assert "is a second supervisor of task 1" in complaint.reason
+        assert hear(second) == [between.Turned("task 1 has a supervisor already")]
         hub.send(1, STAND)
-        assert hear(new) == [STAND]
-        assert list(old.receive()) == []
+        assert hear(first) == [STAND]
+        assert list(second.receive()) == []
+
+
+def test_after_the_end_of_a_tasks_connection_another_one_is_let_in() -> None:
+    """The kernel has closed it: whoever comes now is the only one."""
+    with Hub() as hub:
+        with joined(hub, 1):
+            pass
+        with joined(hub, 1) as new:
+            hub.send(1, STAND)
+            assert hear(new) == [STAND]
 
 
 def garbage(task: int) -> dict[str, list[bytes]]:
@@ -193,12 +209,12 @@ def garbage(task: int) -> dict[str, list[bytes]]:
 
 def test_garbage_of_a_task_is_counted_dropped_and_told_once() -> None:
     """Whatever one that has the key sends, it never raises, never passes for a word, and others are heard."""
-    with Hub() as hub, joined(hub, 1) as good, stranger(invite(hub), b"task-7") as bad:
+    with Hub() as hub, joined(hub, 1) as good, stranger(invite(hub), b"task-7-x") as bad:
         for place, (name, frames) in enumerate(garbage(7).items()):
             bad.send_multipart(frames)
             (found,) = pump_until(hub, bool)
             assert isinstance(found, Garbage), name
-            assert (found.peer, found.first) == ("task-7", place == 0), name
+            assert (found.peer, found.first) == ("task-7-x", place == 0), name
             assert 0 < len(found.reason) <= 500, name
             assert hub.garbage_count == place + 1
         bad.send(between.encode(report(7)))
@@ -206,7 +222,7 @@ def test_garbage_of_a_task_is_counted_dropped_and_told_once() -> None:
         assert say_until_heard(hub, good, report(1, 2)) == []
 
 
-@pytest.mark.parametrize("name", [b"task-2", b"task-01", b"task-1 ", b"TASK-1", b"1", b"\xff\xfe", b"task-" + b"1" * 200])
+@pytest.mark.parametrize("name", [b"task-2-x", b"task-1", b"task-1 -x", b"TASK-1", b"1", b"\xff\xfe", b"task-" + b"1" * 200])
 def test_a_peer_whose_name_is_not_the_task_that_it_speaks_for_is_not_believed(name: bytes) -> None:
     """Having the key makes one a task of the step, not another task."""
     with Hub() as hub, joined(hub, 1) as one, stranger(invite(hub), name) as bad:
@@ -220,7 +236,7 @@ def test_a_peer_whose_name_is_not_the_task_that_it_speaks_for_is_not_believed(na
 
 def test_a_frame_that_is_too_long_costs_its_sender_the_connection_and_nobody_else() -> None:
     """It is not even taken in; the sender comes again by itself."""
-    with Hub() as hub, joined(hub, 1) as good, stranger(invite(hub), b"task-7") as bad:
+    with Hub() as hub, joined(hub, 1) as good, stranger(invite(hub), b"task-7-x") as bad:
         bad.send(bytes(between.FRAME_BYTES_MAX + 1))
         assert say_until_heard(hub, good, report(1, 2)) == []
         found: list[between.Up | Garbage] = []
@@ -234,7 +250,7 @@ def test_a_frame_that_is_too_long_costs_its_sender_the_connection_and_nobody_els
 
 def test_a_flood_of_a_task_is_taken_in_turns() -> None:
     """One turn takes a bounded number of words; none is lost."""
-    with Hub() as hub, stranger(invite(hub), b"task-1") as busy:
+    with Hub() as hub, stranger(invite(hub), b"task-1-x") as busy:
         for number in range(2_500):
             busy.send(between.encode(report(1, number)))
         turns: list[list[between.Up | Garbage]] = []
@@ -250,7 +266,7 @@ def test_a_spoke_takes_no_garbage_for_a_word() -> None:
     """Counted, told once, never raised: frames too many, a task's word, bytes."""
     with Hub() as hub, joined(hub, 1) as one:
         for frames in ([b"?"], [between.encode(STAND), b""], [between.encode(report(1))], [b"\x91" * 5_000]):
-            hub.socket.send_multipart([b"task-1", *frames])
+            hub.socket.send_multipart([hub._names[1], *frames])
         found = hear(one, 4)
         assert [item.first for item in found if isinstance(item, Garbage)] == [True, False, False, False]
         assert one.garbage_count == 4

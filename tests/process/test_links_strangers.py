@@ -43,7 +43,7 @@ DISTURBED_S = 2.0
 
 def test_nobody_is_let_in_before_the_loop_has_answered() -> None:
     """A right key is not enough while ZAP is unanswered: an answer that does not come is no."""
-    with Hub() as hub, stranger(invite(hub), b"task-1") as dealer:
+    with Hub() as hub, stranger(invite(hub), b"task-1-x") as dealer:
         dealer.send(between.encode(report(1)))
         assert hub.zap_socket.poll(BOUND_S * 1000)
         assert hub.socket.poll(200) == 0
@@ -55,7 +55,7 @@ def test_a_client_with_the_wrong_key_is_denied_and_told_once() -> None:
     with Hub() as hub, joined(hub, 1) as good:
         invitation = invite(hub)
         for number in range(3):
-            with stranger(invitation, b"task-1", zmq.curve_keypair()) as dealer:
+            with stranger(invitation, b"task-1-x", zmq.curve_keypair()) as dealer:
                 dealer.send(between.encode(report(1, 666)))
                 address = split_endpoint(invitation.addresses[-1])[0]
                 assert pump_until(hub, bool) == [Garbage(address, "does not have this step's key", number == 0)]
@@ -74,7 +74,7 @@ context = zmq.Context()
 dealer = context.socket(zmq.DEALER)
 dealer.set(zmq.LINGER, 0)
 dealer.set(zmq.IPV6, 1)
-dealer.set(zmq.ROUTING_ID, b"task-1")
+dealer.set(zmq.ROUTING_ID, b"task-1-x")
 if how == "PLAIN":
     dealer.set(zmq.PLAIN_USERNAME, b"root")
     dealer.set(zmq.PLAIN_PASSWORD, b"x")

@@ -6,7 +6,6 @@ Field cases 84, 104, 107, 116, 117, 118, 122 and 124 with real processes; tests/
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import socket
@@ -320,7 +319,8 @@ def test_random_bytes_on_its_sockets_do_not_disturb_training(tmp_path: Path) -> 
             for thread in noises:
                 thread.join()
         assert step.events("task_gone") == step.events("round_given_up") == []
-        assert os.listdir(step.dir / ".rendezvous") == [invitation.name]
+        assert list((step.dir / ".rendezvous").iterdir()) == [invitation]
+        assert step.events("garbage", peer="somebody on the port"), "strangers are told of"
         step[0].signal(signal.SIGTERM)
         assert step.codes() == [75, 75]
 

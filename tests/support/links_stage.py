@@ -38,11 +38,13 @@ def joined(hub: Hub, task: int, invitation: Invitation | None = None) -> Iterato
 
 
 def pump(hub: Hub, timeout_ms: int = 100) -> list[between.Up | Garbage]:
-    """One turn of the loop: let in, then listen."""
+    """One turn of the loop: see who has gone, let in, then listen."""
     poller = zmq.Poller()
     poller.register(hub.socket, zmq.POLLIN)
     poller.register(hub.zap_socket, zmq.POLLIN)
+    poller.register(hub.closings.socket, zmq.POLLIN)
     poller.poll(timeout_ms)
+    hub.closed()
     return [*hub.answer_zap(), *hub.receive()]
 
 
