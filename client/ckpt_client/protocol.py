@@ -72,6 +72,7 @@ class Rank:
         "_go",
         "_leaving",
         "_order",
+        "_ordered_ms",
         "_parked",
         "_repeat_at_ms",
         "_said_leaving",
@@ -111,6 +112,7 @@ class Rank:
         self.saved: wire.Saved | None = None
         self.outbox: list[FromRank] = []
         self._order: wire.SaveAt | None = None
+        self._ordered_ms = 0
         self._go = wire.Go(NO_ROUND)
         self._stopped_at: Position | None = None  # Where it stopped by itself.
         self._parked = False
@@ -136,6 +138,7 @@ class Rank:
                     self.hold = number  # Before `entered` is read (rule 2).
                     self._say(wire.Ack(self.who, number, self.position()))
             case wire.SaveAt():
+                self._ordered_ms = now_ms
                 self._ordered(word)
             case wire.Go():
                 self._told_to_go(word)
@@ -187,6 +190,10 @@ class Rank:
             return decision
         self._parked = False
         self._word = None
+        if decision.order is not None:
+            # What was left when the order came is less by the time that the last rank took to arrive.
+            left_ms = max(0, decision.order.left_ms - (now_ms - self._ordered_ms))
+            return Decision(decision.step, msgspec.structs.replace(decision.order, left_ms=left_ms))
         return decision
 
     def save_began(self, order: wire.SaveAt) -> None:

@@ -242,10 +242,12 @@ class Supervisor:
             case between.Report():
                 for event in tasks.unfold(self.policy, self.state, word):
                     self.feed(event)
-            case between.Heard(words=words):
-                self._hear(words)
+            case between.Heard(task=task, words=words):
+                self._hear(tuple(word for word in words if word.who.task == task))
             case between.Checked(task=task, round=number, problem=problem, bytes_read=count, files=files, verified=verified):
-                self.errands.took(task, number, files)
+                current = self.state.round
+                if current is not None and current.number == number and task in current.unverified:
+                    self.errands.took(task, number, files)
                 self.feed(ev.Verified(number, verified, problem, count, task))
 
     def _hear(self, words: tuple[wire.FromRank, ...]) -> None:
@@ -352,11 +354,12 @@ class Supervisor:
             say(f"the command failed; starting it again in place ({restart} of {self.launch.options.restarts})")
             self._started(*self.launch.start_command(resume.path, restart), resume, restart)
 
-        self.below.end_for_restart()
-        if self.following is None:
-            self.errands.choose(None, chosen)
-        else:
-            self._started(*self.launch.start_command(self.following.resume.path, restart), self.following.resume, restart)
+        following = self.following
+        if following is None:
+            self.below.end_for_restart(lambda: self.errands.choose(None, chosen))
+            return
+        self.below.end()  # A relay starts the next one when the last one has ended.
+        self._started(*self.launch.start_command(following.resume.path, restart), following.resume, restart)
 
     def _refuse(self, why: str) -> None:
         """Nothing may be started. On the way out already (a notice came meanwhile) it changes nothing: the requeue is first."""

@@ -40,7 +40,8 @@ class Below:
         self._log = log
         self.child: children.Child | None = None
         self._dropped: children.Child | None = None
-        """A command that was ended for the next start and is not reaped yet."""
+        """A command that was ended for the next start and is not reaped yet; what waits for that."""
+        self._then: Callable[[], None] = _nothing
         self._rank_fds: dict[Who, int] = {}
         self._ended_pids: list[int] = []
         self._orphaned: int | None = None
@@ -82,6 +83,7 @@ class Below:
             self._poller.unregister(dropped.pidfd)
             dropped.close()
             self._dropped = None
+            self._then()
         child = self.child
         if child is None or child.pidfd not in ready:
             return
@@ -140,12 +142,17 @@ class Below:
             self._log(Entry("killed", "info", {"pids": killed}))
         children.reap_orphans(self._launch.claims)
 
-    def end_for_restart(self) -> None:
-        """End everything; the end of a command that still ran is not told, as it is not the next one's."""
+    def end_for_restart(self, then: Callable[[], None]) -> None:
+        """End everything, and call `then` when the command that still ran is over: two of them share no GPU.
+
+        That end is not told, as it is not the next one's.
+        """
         self.end()
         self._orphaned = None
-        if self.child is not None:
-            self._dropped, self.child = self.child, None
+        if self.child is None:
+            then()
+        else:
+            self._dropped, self._then, self.child = self.child, then, None
 
     def end_command(self, *, runs: bool) -> None:
         """End the command. `runs`: its end is waited for, even if it has not been started yet."""
@@ -153,3 +160,7 @@ class Below:
         self._orphaned = None
         if self.child is None and runs:
             self._feed(ev.CommandExited(128 + signal.SIGKILL))
+
+
+def _nothing() -> None:
+    return None

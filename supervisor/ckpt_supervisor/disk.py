@@ -93,7 +93,8 @@ def last_failure(directory: Path, job: str, epoch: int) -> str:
     earlier = []
     for path in (directory / store.JOURNAL).glob("*.jsonl"):
         name = path.stem.rsplit("-", 4)
-        if len(name) == NAME_PARTS and name[0] == job and name[3].isdecimal() and int(name[3]) < epoch:
+        # Task 0's: the other ones' decide nothing.
+        if len(name) == NAME_PARTS and (name[0], name[4]) == (job, "0") and name[3].isdecimal() and int(name[3]) < epoch:
             earlier.append((int(name[3]), path))
     if not earlier:
         return ""

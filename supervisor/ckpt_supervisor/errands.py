@@ -34,6 +34,10 @@ CONFIG_TIMEOUT_S = 10.0
 KILL_WAIT_MS = 30_000
 """Slurm's default KillWait, until Slurm has been asked."""
 
+NODE_TURN_MS = 1_000
+LOCAL_TURN_MS = 300
+"""How much later each node's supervisors ask Slurm when the coordinator is lost, and each one of a node: a call takes 0.1 s."""
+
 LANES = ("slurm", "requeue", "store", "prune", "journal", "meeting")
 
 Errand = do.LookUp | do.Verify | do.Commit | do.DropPartial | do.Prune | do.Meet | do.CallRequeue
@@ -58,6 +62,7 @@ def policy_of(launch: Launch, can_look: bool) -> Policy:
         leave_timeout_ms=options.leave_timeout_ms,
         tasks=1 if launch.joined is not None else launch.job.tasks,
         join_ms=options.join_timeout_ms,
+        turn_ms=_turn_ms(launch),
         lead_ms=options.lead.ms,
         lead_auto=options.lead.auto,
         notice_horizon_ms=options.notice_horizon_ms,
@@ -65,6 +70,14 @@ def policy_of(launch: Launch, can_look: bool) -> Policy:
         restarts=options.restarts,
         resume_step=-1 if launch.started is not None or launch.joined is not None else NOT_LOOKED,
     )
+
+
+def _turn_ms(launch: Launch) -> int | None:
+    """By node first: when a node is lost with all of its tasks, the first of the next one must not wait for each of them."""
+    slurm = launch.job.slurm
+    if slurm is None or not (slurm.nodeid or slurm.localid):
+        return None
+    return slurm.nodeid * NODE_TURN_MS + slurm.localid * LOCAL_TURN_MS
 
 
 class Errands:

@@ -29,6 +29,9 @@ from ckpt_supervisor.lines import Lines
 from ckpt_supervisor.links import WORDS_PER_TURN_MAX, Hub, reachable
 from ckpt_supervisor.peers import LINGER_MS, ToCoordinator, ToTasks, see_off
 
+JOINING_MS = 30_000
+"""So soon after the start tasks that have not joined yet may still come, and are waited for to hear the end."""
+
 REACH_MS = 5_000
 REACH_S = 2.0
 """While the coordinator is lost it is looked for this often, for so long."""
@@ -95,7 +98,9 @@ class Coordinating:
         poller = zmq.Poller()
         self.register(poller)
         stand = msgspec.structs.replace(tasks.stand(policy, state, now_ms), code=code)
-        late = see_off(self._hub, poller, stand, frozenset(range(1, policy.tasks)) - gone)
+        young = now_ms - state.began_ms < JOINING_MS
+        there = frozenset(range(1, policy.tasks)) if young else frozenset(task.number for task in state.tasks)
+        late = see_off(self._hub, poller, stand, there - gone)
         if late:
             self._lines.log(Entry("tasks_stay", "warning", {"of_tasks": sorted(late)}))
 

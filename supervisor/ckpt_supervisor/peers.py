@@ -28,9 +28,6 @@ STAY_MS = 3_000
 SAY_AGAIN_MS = 200
 """The exit status is repeated this often."""
 
-CHECKED_FILES_MAX = 40_000
-"""So many entries of a manifest, with paths of 150 bytes, fit into a frame."""
-
 LINGER_MS = 500
 """Last words get this long to leave."""
 
@@ -49,6 +46,9 @@ class Hub(Protocol):
 
     def answer_zap(self) -> list[Garbage]:
         """Let in who may come."""
+
+    def closed(self) -> list[int]:
+        """Tasks whose connections were closed."""
 
     def close(self, linger_ms: int) -> None:
         """Close, after what was sent is out."""
@@ -114,7 +114,7 @@ class ToCoordinator:
     def send(self, word: between.Up) -> None:
         """A word of this supervisor, after those of its ranks."""
         self.flush()
-        if isinstance(word, between.Checked) and len(word.files) > CHECKED_FILES_MAX:
+        if isinstance(word, between.Checked) and len(between.encode(word)) > between.FRAME_BYTES_MAX:
             problem = f"{len(word.files)} files of one task are too many to be reported"
             word = msgspec.structs.replace(word, problem=problem, files=())
         self._spoke.send(word)
@@ -123,7 +123,12 @@ class ToCoordinator:
         """Send what was gathered."""
         if self._words:
             words, self._words, self._files = self._words, [], 0
-            self._spoke.send(between.Heard(self._task, tuple(words)))
+            heard = between.Heard(self._task, tuple(words))
+            if len(words) > 1 and len(between.encode(heard)) > between.FRAME_BYTES_MAX:
+                for word in words:
+                    self._spoke.send(between.Heard(self._task, (word,)))
+            else:
+                self._spoke.send(heard)
 
 
 def see_off(hub: Hub, poller: zmq.Poller, stand: between.Stand, tasks: frozenset[int]) -> frozenset[int]:
@@ -137,6 +142,7 @@ def see_off(hub: Hub, poller: zmq.Poller, stand: between.Stand, tasks: frozenset
             next_ms = now + SAY_AGAIN_MS
             hub.broadcast(tasks, stand)
         poller.poll(max(1, min(next_ms, end_ms) - now))
+        tasks -= frozenset(hub.closed())  # Gone without a word.
         hub.answer_zap()
         for word in hub.receive():
             if isinstance(word, between.Report):

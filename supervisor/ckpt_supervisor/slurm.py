@@ -68,6 +68,8 @@ class SlurmEnv:
     nodeid: int
     nodename: str
     cluster: str
+    localid: int = 0
+    """Which of its node's tasks this one is."""
 
     @property
     def under_srun(self) -> bool:
@@ -109,6 +111,7 @@ class SlurmEnv:
             nodeid=_number(env.get("SLURM_NODEID")) or 0,
             nodename=env.get("SLURMD_NODENAME", ""),
             cluster=env.get("SLURM_CLUSTER_NAME", ""),
+            localid=_number(env.get("SLURM_LOCALID")) or 0,
         )
 
 

@@ -258,3 +258,18 @@ def test_one_of_two_ranks_that_dies_in_mid_save_fails_the_round_for_both(tmp_pat
         assert run.steps() == []
         assert run.events("rank_gone", level="warning")[0]["rank"] == 1
         assert run.events("round_given_up")[-1]["ranks"] == {"0": "saving", "1": "gone"}
+
+
+def test_a_save_that_fails_with_nobody_at_stderr_leaves_training_running(tmp_path: Path) -> None:
+    """The stack trace goes nowhere, as with a dead slurmstepd or a `tee` that has ended; that is no reason to end."""
+    script = (
+        "import ckpt_client as ckpt, os\n"
+        "def save(directory, step): raise OSError('no space')\n"
+        "read, write = os.pipe(); os.close(read); os.dup2(write, 2)\n"
+        "for i in ckpt.steps(60, save=save, load=print): pass\n"
+        "print('all of them')\n"
+    )
+    with supervised(tmp_path, [sys.executable, "-c", script], "--every-steps", 20) as run:
+        assert run.code() == 0
+        assert run.out == "all of them\n"
+        assert "no space" in run.events("round_given_up")[0]["reason"]

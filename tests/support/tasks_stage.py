@@ -40,7 +40,9 @@ class Step:
     def events(self, name: str, **fields: Any) -> list[dict[str, Any]]:
         """The events of this name whose fields have these values."""
         return [
-            line for line in self.journal() if line["event"] == name and all(line.get(key) == value for key, value in fields.items())
+            line
+            for line in self.journal()
+            if line["event"] == name and all(line.get(key) == value for key, value in fields.items())
         ]
 
     def event(self, name: str, times: int = 1, bound_s: float = BOUND_S, **fields: Any) -> dict[str, Any]:

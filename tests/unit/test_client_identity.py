@@ -30,7 +30,7 @@ SRUN = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "2"}
 def test_the_first_source_that_makes_sense_is_believed(
     environment: dict[str, str], distributed: tuple[int, int] | None, expected: Identity
 ) -> None:
-    """torch.distributed, then torchrun's variables, then mpirun's (field case 119), then Slurm's, then 0 of 1; garbage counts as absent."""
+    """torch.distributed, torchrun's variables, mpirun's (field case 119), Slurm's, then 0 of 1; garbage counts as absent."""
     assert identify(environment, distributed) == expected
 
 

@@ -103,6 +103,8 @@ class Stand(_Word, frozen=True, tag=True, array_like=True):
     """Exit with this status."""
     fresh: bool = False
     """The last save is committed, and the step is on its way out."""
+    start_restarts: int = 0
+    """How often the job had been restarted when this attempt began, as the coordinator has seen it."""
     kill_wait_ms: int = 30_000
     """Time between Slurm's SIGTERM and its SIGKILL, as the coordinator knows it."""
     left_ms: int | None = None

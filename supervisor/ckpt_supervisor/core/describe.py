@@ -49,7 +49,7 @@ def describe(event: Event, before: State, after: State, commands: tuple[Command,
         entries += _of_event(event, before, after)
     if before.notice is not after.notice:
         entries += _of_notice(before, after, now_ms)
-    if before.round is not after.round:
+    if before.round is not after.round or before.given_up is not after.given_up:
         entries += _of_round(before, after, now_ms, getattr(event, "who", None))
     if before.tasks is not after.tasks:
         entries += _of_tasks(event, before, after)
@@ -65,6 +65,7 @@ def describe(event: Event, before: State, after: State, commands: tuple[Command,
 
 SILENT = (wire.Ack, wire.Arrived, wire.Saving, wire.Saved, Report)
 """Events that come in thousands and tell only by what they change."""
+
 
 def spans(numbers: list[int]) -> list[int | str]:
     """Numbers of ranks for a line: as they are, or, when they are many, with "8-15" for those in a row."""
@@ -194,22 +195,15 @@ def _of_round(before: State, after: State, now_ms: int, who: wire.Who | None) ->
     old, new = before.round, after.round
     if old is not None and (new is None or new.number != old.number):
         yield from _round_over(old, after, now_ms)
+    at_once = after.given_up
+    if at_once is not None and at_once is not before.given_up and (old is None or old.number != at_once.round.number):
+        # Begun and given up in one step, as when a rank's task is not there.
+        yield from _round_begun(at_once.round, now_ms)
+        yield from _round_over(at_once.round, after, now_ms)
     if new is None:
         return
     if old is None or old.number != new.number:
-        yield _info(
-            "round_begun",
-            round=new.number,
-            kind=new.kind.value,
-            ranks=spans([member.who.rank for member in new.members]),
-            save_left_ms=new.save_by_ms - now_ms,
-            tries=new.tries,
-        )
-        if len(new.members) > RANKS_SHOWN_MAX and new.requested == len(new.members):
-            fields = {"round": new.number, "after_ms": now_ms - new.began_ms}
-            yield _info("rank_requested", **fields, ranks=spans([member.who.rank for member in new.members]))
-        else:
-            yield from _members(None, new, now_ms)
+        yield from _round_begun(new, now_ms)
         return
     if old.kind is not new.kind:
         yield _info("round_turned", round=new.number, kind=new.kind.value, save_left_ms=new.save_by_ms - now_ms)
@@ -223,6 +217,16 @@ def _of_round(before: State, after: State, now_ms: int, who: wire.Who | None) ->
         yield from _all_members(new, Stage.VERIFIED, now_ms)
     if new.committed and not old.committed:
         yield from _all_members(new, Stage.COMMITTED, now_ms)
+
+
+def _round_begun(new: Round, now_ms: int) -> Iterator[Entry]:
+    numbers = spans([member.who.rank for member in new.members])
+    fields = {"kind": new.kind.value, "ranks": numbers, "save_left_ms": new.save_by_ms - now_ms, "tries": new.tries}
+    yield _info("round_begun", round=new.number, **fields)
+    if len(new.members) > RANKS_SHOWN_MAX and new.requested == len(new.members):
+        yield _info("rank_requested", round=new.number, after_ms=now_ms - new.began_ms, ranks=numbers)
+    else:
+        yield from _members(None, new, now_ms)
 
 
 def _members(old: Round | None, new: Round, now_ms: int, who: wire.Who | None = None) -> Iterator[Entry]:
@@ -253,6 +257,10 @@ def _member_fields(member: Member, current: Round, now_ms: int) -> dict[str, Any
 
 def _all_members(current: Round, stage: Stage, now_ms: int) -> Iterator[Entry]:
     """The end of each rank's chain of words. It holds for all at once and is in `verified` and `commit` too: debug."""
+    if len(current.members) > RANKS_SHOWN_MAX:
+        fields = {"round": current.number, "after_ms": now_ms - current.began_ms}
+        yield Entry("rank_" + stage.value, "debug", {**fields, "ranks": spans([member.who.rank for member in current.members])})
+        return
     for member in current.members:
         fields = _member_fields(replace(member, stage=stage), current, now_ms)
         yield Entry("rank_" + stage.value, "debug", fields)

@@ -32,9 +32,6 @@ REFRESH_MS = 300_000
 FIRST_RETRY_MS = 5_000
 """Pause before the next look when the one at the start failed."""
 
-HEIR_MS = 1_000
-"""Task k looks k times this late when the coordinator is lost."""
-
 WATCH_LOOK_MS = 3_000
 """The watch looks once more this long before it starts the last save."""
 
@@ -118,10 +115,10 @@ def look(policy: Policy, state: State, why: str, now_ms: int) -> tuple[State, tu
         return state, ()
     if state.looking:
         # An heir's look that still waits its turn will show what is the case by then.
-        waits = state.asked_ms is not None and now_ms < state.asked_ms + policy.heir * HEIR_MS
+        waits = state.asked_ms is not None and now_ms < state.asked_ms + policy.heir_waits_ms
         return (state if waits else replace(state, look_again=True)), ()
     # Heirs ask one after the other: the controller is not asked by a thousand at once, and the first one's requeue is seen.
-    return replace(state, looking=True, look_again=False, asked_ms=now_ms), (LookUp(why, policy.heir * HEIR_MS),)
+    return replace(state, looking=True, look_again=False, asked_ms=now_ms), (LookUp(why, policy.heir_waits_ms),)
 
 
 def looked(policy: Policy, state: State, event: Looked, now_ms: int) -> tuple[State, tuple[Command, ...]]:

@@ -71,6 +71,8 @@ class Policy:
     restarts: int = 0
     tasks: int = 1
     """Supervisors of this step, one for each srun task; this one is task 0's, unless it is an heir."""
+    turn_ms: int | None = None
+    """How much later than the first one an heir asks Slurm: a second for each node before its own. None: for each task."""
     join_ms: int = 300_000
     """How long other tasks' supervisors are waited for before they count as not being there."""
     heir: int = 0
@@ -79,6 +81,13 @@ class Policy:
     resume_step: int = -1
     """Step resumed from; -1 for none."""
     resume_from: str = ""
+
+    @property
+    def heir_waits_ms(self) -> int:
+        """How long an heir waits for its turn to ask Slurm; 0 for a coordinator."""
+        if not self.heir:
+            return 0
+        return self.heir * 1_000 if self.turn_ms is None else self.turn_ms
 
     @property
     def leave_ms(self) -> int:

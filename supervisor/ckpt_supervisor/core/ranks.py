@@ -48,7 +48,7 @@ def hello(policy: Policy, state: State, word: wire.Hello, now_ms: int) -> tuple[
     welcome = wire.Welcome(
         version=wire.VERSION,
         newest_round=state.newest_round if state.round is None else state.newest_round - 1,
-        every_steps=0 if policy.heir else policy.every_steps,
+        every_steps=policy.every_steps,
         resume_from=state.resume_from,
         resume_step=state.resume_step,
     )

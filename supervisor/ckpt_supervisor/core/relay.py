@@ -60,12 +60,14 @@ class Relay(msgspec.Struct, frozen=True):
     heard_ms: int
     """When the coordinator was last heard; the begin before that."""
     spread_ms: int = 0
-    """The first beat comes this much later than the others': a thousand tasks do not all speak in one moment."""
+    """The second beat comes this much sooner than a second after the first: a thousand tasks do not all speak in one moment."""
     joined: bool = False
     stepped_ms: int = 0
     said_ms: int | None = None
     stand: Stand | None = None
     stood_ms: int = 0
+    noticed_ms: int = 0
+    """When the coordinator first told of the notice that is in force."""
     signals: tuple[tuple[str, str, int], ...] = ()
     recent: tuple[tuple[int, SignalCame], ...] = ()
     """The last signals and when they came."""
@@ -157,6 +159,8 @@ def _take_in(policy: Policy, state: Relay, event: Event, now_ms: int) -> Result:
                 return state, ()
             # Who has attached to the heir meanwhile is not known to the coordinator, and will not say Hello again.
             again = tuple(PassUp(hello) for hello in state.hellos) if state.lost else ()
+            if event.left_ms is not None and (state.stand is None or state.stand.left_ms is None):
+                state = replace(state, noticed_ms=now_ms)
             state = replace(state, heard_ms=now_ms, stand=event, stood_ms=now_ms, cut_ms=None)
             return replace(state, joined=True, lost=False), again
         case Tell():
@@ -284,6 +288,7 @@ def heir_policy(policy: Policy, state: Relay) -> Policy:
         tasks=1,
         heir=state.task,
         restarts=0,
+        start_restarts=max(policy.start_restarts, stand.start_restarts),
         kill_wait_ms=stand.kill_wait_ms,
         resume_from=stand.resume_from,
         resume_step=stand.resume_step,
@@ -313,7 +318,7 @@ def inherit(policy: Policy, state: Relay, now_ms: int) -> tuple[State, tuple[Com
         start_restarts=policy.start_restarts,
         started=True,
         inherited_fresh=stand.fresh,
-        next_look_ms=now_ms + policy.heir * 1_000,
+        next_look_ms=now_ms,
     )
     ended = {who for who, _ in state.gone}
     for hello in sorted(state.hellos, key=lambda item: item.who.generation):
@@ -340,7 +345,9 @@ def _notice_in_force(policy: Policy, state: Relay, heir: State, now_ms: int) -> 
     if asks and asks[-1][0] >= state.stood_ms - RECENT_MS:
         at_ms, came = asks[-1]
     elif left_ms is not None:
-        at_ms, came = asks[-1][0] if asks else state.stood_ms, SignalCame("notice of the coordinator", Meaning.LEAVE)
+        # Our own signal of it, if we had one: not that of an earlier notice that came to nothing.
+        own_ms = [at_ms for at_ms, _ in asks if at_ms >= state.noticed_ms - RECENT_MS]
+        at_ms, came = min(own_ms, default=state.noticed_ms), SignalCame("notice of the coordinator", Meaning.LEAVE)
     else:
         return heir, ()
     heir, commands = notices.signalled(policy, heir, came, at_ms)

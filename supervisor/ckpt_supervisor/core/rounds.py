@@ -55,8 +55,8 @@ def begin(
             requested=len(members),
             save_by_ms=save_by_ms,
             said_ms=now_ms,
-            # A rank that has left its loop does not come back: then there is nobody to wait for (rule 9).
-            missing_by_ms=now_ms + (0 if any(rank.finished or rank.left for rank in state.ranks) else MISSING_MS),
+            # A rank that has left its loop does not come back, and one whose task is not heard holds nobody: no wait (rule 9).
+            missing_by_ms=now_ms + (0 if any(rank.finished or rank.left or rank.cut for rank in state.ranks) else MISSING_MS),
             at=at,
         ),
     )

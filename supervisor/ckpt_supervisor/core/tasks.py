@@ -174,6 +174,8 @@ def all_over(policy: Policy, state: State) -> State:
 
 def _is_gone(state: State, number: int) -> bool:
     task = state.tasks.get(number)
+    if task is not None and task.cut_ms is not None and state.notice is None and state.leaving is None:
+        return False  # It may have been killed, which is no good end: `died` will say.
     return task.gone if task is not None else number > 0 and state.join_is_over
 
 
@@ -255,6 +257,7 @@ def stand(policy: Policy, state: State, now_ms: int) -> Stand:
         end=end,
         code=state.exit_code,
         fresh=leaving is not None and leaving.fresh,
+        start_restarts=max(policy.start_restarts, state.start_restarts),
         kill_wait_ms=policy.kill_wait_ms,
         left_ms=None if notice is None else notice.kill_at_ms - now_ms,
     )
