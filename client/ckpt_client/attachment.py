@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ckpt_client import wire
-from ckpt_client.channel import Line, Listener, now_ms, tell
+from ckpt_client.channel import Line, Listener, now_ms
 from ckpt_client.files import SaveError, one_line
 from ckpt_client.protocol import NEVER, Rank, Step
 from ckpt_client.wire import NO_ROUND, Position, SavedFile
@@ -139,11 +139,11 @@ class Attachment:
             if len(files) > wire.FILES_MAX or len(wire.encode(saved)) > wire.FRAME_BYTES_MAX - 64:
                 raise SaveError(f"{len(files)} files are too many to be reported")
         except SaveError:
-            tell(traceback.format_exc().rstrip())
+            _print_trace()
             raise
         # Broad on purpose: the save is foreign code, and training is never made worse by it (docs/protocol.md).
         except Exception as error:
-            tell(traceback.format_exc().rstrip())
+            _print_trace()
             raise SaveError(one_line(error)) from error
         return files
 
@@ -154,6 +154,12 @@ class Attachment:
         self._listener.forked()
         self.rank.hold = NO_ROUND
         self.rank.due = NEVER
+
+
+def _print_trace() -> None:
+    """The trace of what a save raised. A closed stderr is no reason to end a training."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        traceback.print_exc()
 
 
 def close_tracker_hole() -> None:

@@ -119,7 +119,7 @@ TASKS = (
     ),
     fault(
         "heir_does_not_wait_its_turn",
-        ("notices", "(LookUp(why, policy.heir * HEIR_MS),)", "(LookUp(why),)"),
+        ("notices", "(LookUp(why, policy.heir_waits_ms),)", "(LookUp(why),)"),
         mode="swarm",
         story="preempt",
         faults=frozenset({"dead_coordinator"}),
@@ -130,7 +130,7 @@ TASKS = (
         "heir_asks_again_for_every_look_that_waits",
         (
             "notices",
-            "        waits = state.asked_ms is not None and now_ms < state.asked_ms + policy.heir * HEIR_MS\n",
+            "        waits = state.asked_ms is not None and now_ms < state.asked_ms + policy.heir_waits_ms\n",
             "        waits = state.asked_ms is not None and now_ms < 0\n",
         ),
         mode="swarm",
