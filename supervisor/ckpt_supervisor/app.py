@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import gc
 import signal
 import time
 import traceback
@@ -38,8 +37,6 @@ from ckpt_supervisor.stderr import progress, say
 
 if TYPE_CHECKING:  # Only a step of several tasks has these: see others_of.
     from ckpt_supervisor.others import Coordinating, Following
-
-GC_THRESHOLD = 50_000
 
 FLUSH_MS = 2_000
 """At the end the journal gets this long to be written."""
@@ -441,8 +438,6 @@ def others_of(launch: Launch, lines: Lines) -> tuple[Coordinating | None, Follow
         return None, None
     from ckpt_supervisor.others import Coordinating, Following
 
-    # Words of thousands make millions of objects that live for a moment; looking for cycles among them took a fifth of the time.
-    gc.set_threshold(GC_THRESHOLD, 20, 100)
     if launch.joined is not None:
         return None, Following(launch.joined, launch.job.task, lines, now_ms())
     assert launch.hub is not None
