@@ -26,7 +26,7 @@ FORBIDDEN_IN_TESTS = re.compile(r"^time\.sleep$|mock|pytest\.mark\.(skip|xfail)|
 FILE_LINES_MAX = 400
 TEST_FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 60
-LONGER = {"machine.py": 500, "leaving.py": 480, "app.py": 460, "rounds.py": 430}
+LONGER = {"machine.py": 510, "leaving.py": 480, "app.py": 460, "rounds.py": 440}
 """Every phase names every event, and every way out every cause: that is better read in one place than cut in two."""
 
 PURE = [

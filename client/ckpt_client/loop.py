@@ -122,7 +122,11 @@ def _with_state(stop: int, start: int, state: dict[str, Stateful]) -> Loop:
             made.append(TorchState(state, who))
         return made[0]
 
-    met = meet(Wish(lambda who: state_of(who).save, start=start, sharded=lambda who: state_of(who).sharded))
+    def needs_all(who: Identity) -> bool:
+        """No rank can save alone: state in pieces, or, without torch.distributed to say that it is the same, each rank's own."""
+        return state_of(who).sharded or (who.world_size > 1 and not who.distributed)
+
+    met = meet(Wish(lambda who: state_of(who).save, start=start, sharded=needs_all))
     if not met.resume_from:
         return Loop(start, stop, met.attachment, None)
     kept = state_of(met.identity)

@@ -129,7 +129,7 @@ class Supervisor:
         if entry.event == "join_over" and (missing := tasks.missing(self.policy, self.state)):
             some = ", ".join(map(str, missing[:20])) + (", ..." if len(missing) > 20 else "")
             say(f"no word of a supervisor of task {some}: ranks there cannot take part in a save")
-        if entry.event == "round_given_up" and self.state.leaving is None:
+        if entry.event == "round_given_up" and self.state.notice is None:
             self.lines.tell_given_up(entry.fields.get("reason"), self.state.given_up_in_a_row, self.state.committed_step)
 
     def _begin(self) -> None:
@@ -367,7 +367,7 @@ class Supervisor:
     def _resume_from(self, resume: Resume) -> None:
         """From here on this is what ranks are told, and the newest checkpoint that counts."""
         self.policy = dataclasses.replace(self.policy, resume_from=resume.path, resume_step=resume.step)
-        self.state = machine.resumed(self.state, resume.path, resume.step)
+        self.state = machine.resumed(self.state, resume.path, resume.step, resume.several)
 
     def _started(self, argv: list[str], started: Started, resume: Resume, restart: int) -> None:
         if isinstance(started, children.NotStarted):

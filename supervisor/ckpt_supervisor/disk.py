@@ -50,6 +50,8 @@ class Resume:
     refusal: str = ""
     damaged: frozenset[int] = frozenset()
     """Steps that were looked at and are not whole."""
+    several: bool = False
+    """It holds files of more ranks than rank 0."""
 
 
 NOTHING = Resume("", -1, ())
@@ -71,7 +73,9 @@ def choose(options: Options, epoch: int, progress: Callable[[int, int], None] | 
             problem = store.promote(options.dir, choice.chosen, epoch)
             if problem:
                 lines.append(f"{choice.chosen.path.name} could not be marked as fully verified: {problem}")
-        return Resume(str(choice.chosen.path), choice.chosen.step, tuple(lines), damaged=damaged)
+        manifest = choice.chosen.manifest
+        several = manifest is not None and len(manifest.ranks) > 1
+        return Resume(str(choice.chosen.path), choice.chosen.step, tuple(lines), damaged=damaged, several=several)
     if options.allow_restart_from_scratch:
         return Resume("", -1, tuple(lines), damaged=damaged)
     if choice.unknown:

@@ -36,11 +36,11 @@ ANSWER_MS = 3_000
 SAY_AGAIN_MS = 200
 """The first report is repeated this often: what is sent before the connection stands is lost."""
 
-SIGNALLED_MS = 60_000
-"""Whoever was told to leave waits this long for a coordinator, and not for the whole of --join-timeout: it may have left
-already."""
+SIGNALLED_MS = 30_000
+"""Whoever was told to leave waits this long for a coordinator, or KillWait if that was given, and not for the whole of
+--join-timeout: it may have left already."""
 
-LEAVING = frozenset({signal.SIGTERM, signal.SIGINT})
+LEAVING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 TELL_AFTER_MS = 10_000
 """Whoever has waited this long says for what."""
@@ -129,9 +129,10 @@ class _Waiting:
     def pause(self, reason: str) -> None:
         """Wait a little. Raises NotJoined when it has taken too long."""
         waited_ms = now_ms() - self._began_ms
-        if self._signalled_ms is None and LEAVING & set(self.signals):
+        if self._signalled_ms is None and (LEAVING | set(self._options.notice_signals)) & set(self.signals):
             self._signalled_ms = now_ms()
-        if self._signalled_ms is not None and now_ms() - self._signalled_ms >= SIGNALLED_MS:
+        stays_ms = 0 if self.signals.count(signal.SIGINT) > 1 else self._options.kill_wait_ms or SIGNALLED_MS
+        if self._signalled_ms is not None and now_ms() - self._signalled_ms >= stays_ms:
             raise Interrupted(f"task {self._job.task} was interrupted before it had found task 0's supervisor ({reason})")
         where = f"{self._options.dir}{os.sep}{rendezvous.DIRECTORY}"
         if waited_ms >= self._options.join_timeout_ms:

@@ -33,6 +33,9 @@ NAMES_MAX = 10_000
 _PRIVATE = 0o077
 """What group and others may do; nothing of it."""
 
+EPOCHS_MAX = 16
+"""So many files of one step are looked at, the highest epochs first."""
+
 _NAME = re.compile(r".*-([0-9]{1,18})\.json(\.new)?", re.DOTALL)
 _NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -112,7 +115,12 @@ def find(directory: Path, job: str, attempt: int, step_id: str) -> Found:
         problem = _not_ours(os.fstat(at))
         if problem:
             return Refused(f"{DIRECTORY} {problem}")
-        return _read(at, file_name(job, attempt, step_id, max(epochs)), (job, attempt, step_id, max(epochs)))
+        found: Found = NotYet(f"there is no file of this step in {DIRECTORY}")
+        for epoch in sorted(epochs)[-EPOCHS_MAX:]:
+            # The highest one that can be believed; what is wrong with a higher one is told if there is none.
+            seen = _read(at, file_name(job, attempt, step_id, epoch), (job, attempt, step_id, epoch))
+            found = seen if isinstance(seen, Invitation) or not isinstance(found, Invitation) else found
+        return found
     except OSError as error:
         return _trouble(DIRECTORY, error, "")
     finally:

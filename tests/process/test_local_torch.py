@@ -108,3 +108,21 @@ def test_a_torch_file_that_is_cut_off_is_never_committed(tmp_path: Path) -> None
         assert run.steps() == []
         assert "verification" in run.events("round_given_up")[-1]["reason"]
         assert "toy-00000.pt" in run.events("verified")[-1]["problem"]
+
+
+def test_one_of_several_ranks_without_torch_distributed_saves_nothing_alone(tmp_path: Path) -> None:
+    """Each rank's state is its own then: a checkpoint of rank 0 alone would let no other rank start again (rule 10)."""
+    script = (
+        "import ckpt_client as ckpt, time\n"
+        "class Thing:\n"
+        "    def state_dict(self): return {'x': 1}\n"
+        "    def load_state_dict(self, state): pass\n"
+        "for i in ckpt.steps(10**6, thing=Thing()): time.sleep(0.02)\n"
+    )
+    env = {"RANK": "0", "WORLD_SIZE": "2"}
+    with supervised(tmp_path, [sys.executable, "-c", script], "--grace", "8s", env=env) as run:
+        assert run.event("rank_hello")["sharded"] is True
+        run.signal(signal.SIGTERM)
+        assert run.code() == 76
+        assert "1 of 2 ranks are not there: 1" in run.err
+        assert run.steps() == []

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from ckpt_client import wire
 from ckpt_client.wire import Position
+from ckpt_supervisor.core import between, machine, rounds
 from ckpt_supervisor.core import commands as do
 from ckpt_supervisor.core import events as ev
-from ckpt_supervisor.core import machine, rounds
 from ckpt_supervisor.core.state import Kind, Phase
 
 from tests.support.core_story import FILE, IN_SLURM, LOCAL, Story, none_of, the, who
@@ -458,3 +458,33 @@ def test_a_command_that_is_started_again_saves_at_its_own_stops_again() -> None:
     assert isinstance(the(story.hello(0, 1, pid=200), do.Say).word, wire.Welcome)
     story.feed(wire.Arrived(who(0, pid=200), wire.NO_ROUND, Position(10, 0)))
     assert story.round.at == Position(10, 0)
+
+
+def test_rank_0_alone_makes_no_checkpoint_where_an_earlier_one_holds_more_ranks() -> None:
+    """The others are late: their files are in what this run resumes from, so that it cannot be whole without them (rule 10)."""
+    story = Story(dataclasses.replace(LOCAL, resume_step=7, resume_from="/ckpt/step-000000007"))
+    story.state = machine.resumed(story.state, "/ckpt/step-000000007", 7, several=True)
+    story.hello(0, 3)
+    story.signal("SIGUSR2")
+    story.feed(wire.Ack(who(0), 1, Position(9, 0)))
+    story.wait(3_000)
+    assert story.asked(do.Verify) == story.told(wire.SaveAt) == []
+    assert story.state.given_up is not None
+    assert "2 of 3 ranks are not there: 1, 2" in story.state.given_up.reason
+
+
+def test_rank_0_alone_makes_no_checkpoint_while_other_tasks_have_not_joined() -> None:
+    """Their ranks are only late, not left out on purpose."""
+    story = Story(dataclasses.replace(LOCAL, tasks=2))
+    story.hello(0, 2)
+    story.signal("SIGUSR2")
+    story.feed(wire.Ack(who(0), 1, Position(9, 0)))
+    story.wait(3_000)
+    assert story.told(wire.SaveAt) == []
+    story.feed(between.Report(1, between.VERSION, LOCAL.epoch, "n1", 4711))
+    story.signal("SIGUSR2")
+    story.feed(wire.Ack(who(0), 2, Position(12, 0)))
+    for _ in range(3):
+        story.feed(between.Report(1, between.VERSION, LOCAL.epoch, "n1", 4711), 900)
+        story.wait(10)
+    assert story.told(wire.SaveAt), "all tasks are there, and only rank 0 has attached: that is how it is meant"

@@ -68,11 +68,13 @@ def start(policy: Policy, now_ms: int) -> Result:
     return notices.look(policy, state, "start", now_ms)
 
 
-def resumed(state: State, path: str, step_resumed: int) -> State:
-    """The state of a run whose (next) start goes on from this checkpoint; step -1 for a start from scratch."""
-    return replace(
-        state, resume_from=path, resume_step=step_resumed, committed_step=step_resumed, committed_here=False, started=True
-    )
+def resumed(state: State, path: str, step_resumed: int, several: bool = False) -> State:
+    """The state of a run whose (next) start goes on from this checkpoint; step -1 for a start from scratch.
+
+    `several`: it holds files of more ranks than rank 0.
+    """
+    state = replace(state, resume_from=path, resume_step=step_resumed, committed_step=step_resumed)
+    return replace(state, committed_here=False, started=True, several=several)
 
 
 def step(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
@@ -334,6 +336,7 @@ def _committing(policy: Policy, state: State, event: Event, now_ms: int) -> Resu
                     state,
                     committed_step=max(state.committed_step, current.at.n),
                     committed_here=True,
+                    several=state.several or len(current.members) > 1,
                     given_up_in_a_row=0,
                     round=replace(current, committed=True, verify_by_ms=now_ms + turns.LOOK_MS),
                 )

@@ -298,7 +298,7 @@ def _complete(policy: Policy, state: State, now_ms: int) -> tuple[State, Command
     if current is None or state.phase is not Phase.AGREEING:
         return state, ()
     whole = len(current.members) == state.world_size  # Each has a number of its own, below the world size.
-    alone = state.alone and _alone_may_save(state, current)
+    alone = state.alone and _alone_may_save(policy, state, current)
     if current.missing_by_ms is not None and (whole or alone):
         current = replace(current, missing_by_ms=None)
         state = replace(state, round=current)
@@ -314,15 +314,20 @@ def _complete(policy: Policy, state: State, now_ms: int) -> tuple[State, Command
     return _save_at(policy, state, now_ms)
 
 
-def _alone_may_save(state: State, current: Round) -> bool:
-    """Rule 10: rank 0 alone, if no other rank has attached in this attempt and its state is not sharded."""
+def _alone_may_save(policy: Policy, state: State, current: Round) -> bool:
+    """Rule 10: rank 0 alone, if no other rank has attached in this attempt and its state is not sharded.
+
+    Nor where the others are known to be only late: their tasks have not joined yet, or their files are in an earlier checkpoint.
+    """
+    if state.several or (policy.tasks > 1 and (len(state.tasks) < policy.tasks - 1 or any(task.gone for task in state.tasks))):
+        return False
     return len(state.ranks) == len(current.members) == 1 and not any(rank.sharded or rank.who.rank for rank in state.ranks)
 
 
 def _missing_is_over(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands, str]:
     current = state.round
     assert current is not None
-    if _alone_may_save(state, current):
+    if _alone_may_save(policy, state, current):
         state = replace(state, alone=True, round=replace(current, missing_by_ms=None))
         state, commands = _complete(policy, state, now_ms)
         return state, commands, ""

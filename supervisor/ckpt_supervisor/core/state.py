@@ -247,6 +247,8 @@ class State(msgspec.Struct, frozen=True):
     """How many of them wait at a stop of their own, and since when the first one may."""
     stopped_ms: int = 0
     generation: int = 0
+    several: bool = False
+    """A checkpoint of this directory holds more ranks than rank 0: then rank 0 alone makes no whole one."""
     alone: bool = False
     """Rank 0 was waited for alone once (rule 10); not again until another rank attaches."""
     resume_from: str = ""
