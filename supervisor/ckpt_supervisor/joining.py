@@ -50,6 +50,14 @@ class NotJoined(Exception):
     """The coordinator was not found; the message says what was looked for and what to do."""
 
 
+class Concluded(Exception):
+    """The step was over before this task came."""
+
+    def __init__(self, code: int, line: str) -> None:
+        super().__init__(line)
+        self.code = code
+
+
 class Interrupted(Exception):
     """A signal came that asks to leave, and no coordinator was found to ask."""
 
@@ -83,7 +91,7 @@ def open_hub(stack: contextlib.ExitStack, options: Options, job: Job, epoch: int
 
 
 def join(stack: contextlib.ExitStack, options: Options, job: Job, inbox: SignalInbox) -> Joined:
-    """Find the coordinator and hear from it. Raises NotJoined, or Interrupted."""
+    """Find the coordinator and hear from it. Raises NotJoined, Interrupted, or Concluded."""
     waiting = _Waiting(options, job, inbox)
     while True:
         invitation = waiting.find()
@@ -120,7 +128,11 @@ class _Waiting:
     def find(self) -> Invitation:
         """Look until there is an invitation."""
         job, directory = self._job, self._options.dir
+        key = (job.name, job.attempt, job.step_id)
         while True:
+            end = rendezvous.concluded(directory, key, "" if job.slurm is None else job.slurm.srun)
+            if end is not None:
+                raise Concluded(end.code, f"task 0's supervisor has left before task {job.task} came: {end.line}")
             found = rendezvous.find(directory, job.name, job.attempt, job.step_id)
             if isinstance(found, Invitation):
                 return found

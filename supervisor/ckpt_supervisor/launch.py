@@ -87,6 +87,7 @@ def run(options: Options, env: Mapping[str, str], supervise: Callable[[Launch], 
             launch = _prepared(stack, options, env, job, inbox)
         except _Unfit as error:
             say(str(error))
+            _leave_word(options, job, error.code, str(error))
             return error.code
         children.become_subreaper()
         stand = None if launch.joined is None else launch.joined.start
@@ -94,7 +95,17 @@ def run(options: Options, env: Mapping[str, str], supervise: Callable[[Launch], 
             launch = launch.with_command(stand.resume_from, stand.restart)
         elif launch.joined is None and not startup.has_checkpoints(options.dir):
             launch = launch.with_command("", 0)
-        return supervise(launch)
+        code = supervise(launch)
+        _leave_word(options, job, code, f"status {code}")
+        return code
+
+
+def _leave_word(options: Options, job: Job, code: int, line: str) -> None:
+    """For tasks of this step that have not joined: nobody is here for them any more."""
+    if job.task == 0 and job.tasks > 1 and job.slurm is not None and job.slurm.srun:
+        from ckpt_supervisor import rendezvous
+
+        rendezvous.conclude(options.dir, (job.name, job.attempt, job.step_id), job.slurm.srun, rendezvous.End(code, line))
 
 
 class _Unfit(Exception):
@@ -121,6 +132,8 @@ def _prepared(stack: contextlib.ExitStack, options: Options, env: Mapping[str, s
             raise _Unfit(str(error)) from error
         except joining.Interrupted as error:
             raise _Unfit(str(error), EXIT_STALE) from error
+        except joining.Concluded as error:
+            raise _Unfit(str(error), error.code) from error
         return Launch(options, env, job, joined.epoch, inbox, transport, children.Claims(), joined=joined)
     from ckpt_supervisor.store import HeldByOther, take_epoch  # The other tasks need nothing of it before their command runs.
 

@@ -59,6 +59,14 @@ class Refused:
 Found = Invitation | NotYet | Refused
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class End:
+    """Task 0 has left, with this status, and why."""
+
+    code: int
+    line: str
+
+
 def file_name(job: str, attempt: int, step_id: str, epoch: int) -> str:
     """Name of a coordinator's file, spelled as the journal spells its own."""
     return f"{job}-{attempt}-{step_id}-{epoch}.json".replace("/", "_").replace("\0", "_")
@@ -84,10 +92,51 @@ def publish(directory: Path, invitation: Invitation) -> Path:
             match = _NAME.fullmatch(old)
             if match is not None and int(match[1]) < invitation.epoch:
                 _remove(old, at)
+        _remove(_end_name(invitation.job, invitation.attempt, invitation.step_id), at)
         _sync(at)
     finally:
         os.close(at)
     return directory / DIRECTORY / name
+
+
+def conclude(directory: Path, key: tuple[str, int, str], srun: str, end: End) -> None:
+    """Leave word for tasks that come after task 0 has left, or refused to start. Nobody relies on it: errors are let go."""
+    with contextlib.suppress(OSError):
+        at = _own_directory(directory)
+        try:
+            name = _end_name(*key)
+            _remove(name, at)
+            _write_private(name, at, msgspec.json.encode({"srun": srun, "code": end.code, "line": end.line}) + b"\n")
+        finally:
+            os.close(at)
+
+
+def concluded(directory: Path, key: tuple[str, int, str], srun: str) -> End | None:
+    """How this very step ended before we came; None where it has not, or where `srun` does not tell it from an earlier one."""
+    if not srun:
+        return None
+    try:
+        at = _open_afresh(directory)
+    except OSError:
+        return None
+    try:
+        fd = os.open(_end_name(*key), _OPEN_FILE, dir_fd=at)
+        try:
+            if _not_ours(os.fstat(fd)) or _not_ours(os.fstat(at)):
+                return None
+            word = msgspec.json.decode(_read_up_to(fd, INVITATION_BYTES_MAX), type=dict[str, str | int])
+        finally:
+            os.close(fd)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    finally:
+        os.close(at)
+    code, line = word.get("code"), word.get("line")
+    return End(code, line) if word.get("srun") == srun and isinstance(code, int) and isinstance(line, str) else None
+
+
+def _end_name(job: str, attempt: int, step_id: str) -> str:
+    return f"{job}-{attempt}-{step_id}.end".replace("/", "_").replace("\0", "_")
 
 
 def withdraw(path: Path) -> None:

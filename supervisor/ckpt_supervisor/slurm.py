@@ -70,6 +70,8 @@ class SlurmEnv:
     cluster: str
     localid: int = 0
     """Which of its node's tasks this one is."""
+    srun: str = ""
+    """Where this step's srun listens: the same for all of its tasks, and another one for each srun (docs/slurm.md, section 6)."""
 
     @property
     def under_srun(self) -> bool:
@@ -112,6 +114,7 @@ class SlurmEnv:
             nodename=env.get("SLURMD_NODENAME", ""),
             cluster=env.get("SLURM_CLUSTER_NAME", ""),
             localid=_number(env.get("SLURM_LOCALID")) or 0,
+            srun=":".join((env.get("SLURM_SRUN_COMM_HOST", ""), port)) if (port := env.get("SLURM_SRUN_COMM_PORT", "")) else "",
         )
 
 

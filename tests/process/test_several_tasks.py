@@ -334,3 +334,35 @@ def test_tasks_that_join_late_hear_that_nothing_is_started(tmp_path: Path) -> No
         assert step.codes(20) == [76, 76, 76]
         assert "none is intact" in step[0].err
         assert step.events("command_started") == []
+
+
+def task_of(srun: str, task: int) -> dict[str, str]:
+    """A task of a step of two, with the port of its srun."""
+    return task_env(task, 2, SLURM_SRUN_COMM_HOST="127.0.0.1", SLURM_SRUN_COMM_PORT=srun)
+
+
+def test_a_task_that_comes_when_task_0_has_left_leaves_with_the_same_status(tmp_path: Path) -> None:
+    """Not after --join-timeout, and not with a word about the directory. An earlier srun's end is not believed."""
+    late = (*KILL_WAIT, "--join-timeout", "2s")
+    with supervised(
+        tmp_path / "a", ["/bin/sh", "-c", "exit 3"], *late, env=task_of("4711", 0), directory=tmp_path / "c"
+    ) as first:
+        assert first.code() == 3
+    with supervised(tmp_path / "b", toy(), *KILL_WAIT, env=task_of("4711", 1), directory=tmp_path / "c") as second:
+        assert second.code(20) == 3
+        assert "task 0's supervisor has left before task 1 came: status 3" in second.err
+    with supervised(tmp_path / "d", toy(), *late, env=task_of("4712", 1), directory=tmp_path / "c") as other:
+        assert other.code() == 2
+        assert "has not found task 0's supervisor" in other.err
+
+
+def test_the_other_tasks_hear_why_task_0_does_not_start(tmp_path: Path) -> None:
+    """The directory is in use: one reason, told by all, at once."""
+    with supervised(tmp_path / "a", toy("--steps", 10**6), directory=tmp_path / "c") as holder:
+        holder.event("command_started")
+        with supervised(tmp_path / "b", toy(), env=task_of("5", 0), directory=tmp_path / "c") as first:
+            assert first.code() == 2
+        with supervised(tmp_path / "d", toy(), env=task_of("5", 1), directory=tmp_path / "c") as second:
+            assert second.code(20) == 2
+            assert "in use by job" in second.err
+        assert holder.process.poll() is None
