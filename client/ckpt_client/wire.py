@@ -66,7 +66,7 @@ class _Word(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
 
 
 class Hello(_Word, frozen=True, tag=True, array_like=True):
-    """First word of a rank. `sharded`: its state is spread over ranks, so no rank can save alone."""
+    """First word of a rank. `sharded`: its state is spread over ranks, or each has its own, so no rank can save alone."""
 
     who: Who
     version: int

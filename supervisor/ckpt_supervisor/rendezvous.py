@@ -146,7 +146,7 @@ def withdraw(path: Path) -> None:
 
 
 def find(directory: Path, job: str, attempt: int, step_id: str) -> Found:
-    """One look for the coordinator of this step; of several, the one with the highest epoch."""
+    """One look for the coordinator of this step; of several, the one with the highest epoch that can be believed."""
     try:
         at = _open_afresh(directory)
     except OSError as error:
@@ -164,12 +164,13 @@ def find(directory: Path, job: str, attempt: int, step_id: str) -> Found:
         problem = _not_ours(os.fstat(at))
         if problem:
             return Refused(f"{DIRECTORY} {problem}")
-        found: Found = NotYet(f"there is no file of this step in {DIRECTORY}")
-        for epoch in sorted(epochs)[-EPOCHS_MAX:]:
-            # The highest one that can be believed; what is wrong with a higher one is told if there is none.
-            seen = _read(at, file_name(job, attempt, step_id, epoch), (job, attempt, step_id, epoch))
-            found = seen if isinstance(seen, Invitation) or not isinstance(found, Invitation) else found
-        return found
+        looks = [_read(at, file_name(job, attempt, step_id, max(epochs)), (job, attempt, step_id, max(epochs)))]
+        for epoch in sorted(epochs, reverse=True)[1:EPOCHS_MAX]:
+            if isinstance(looks[-1], Invitation):
+                return looks[-1]
+            looks.append(_read(at, file_name(job, attempt, step_id, epoch), (job, attempt, step_id, epoch)))
+        # With none to be believed, what is wrong with the highest one is told.
+        return looks[-1] if isinstance(looks[-1], Invitation) else looks[0]
     except OSError as error:
         return _trouble(DIRECTORY, error, "")
     finally:

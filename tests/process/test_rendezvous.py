@@ -467,3 +467,16 @@ def test_file_names_are_spelled_as_the_journals() -> None:
     """Characters that no file name may hold are replaced; names of two steps may fall together, which `find` refuses."""
     assert file_name("a/b\0c", 1, "2", 3) == "a_b_c-1-2-3.json"
     assert len({file_name(*parts) for parts in itertools.product(["1", "2"], [0, 1], ["0", "1"], [1, 2])}) == 16
+
+
+def test_a_file_of_a_higher_epoch_that_cannot_be_believed_does_not_hide_a_good_one(tmp_path: Path) -> None:
+    """With none to be believed, what is wrong with the highest one is told."""
+    publish(tmp_path, changed(epoch=9))
+    directory = tmp_path / ".rendezvous"
+    (directory / "77_3-2-0-12.json").write_text("garbage")
+    (directory / "77_3-2-0-12.json").chmod(0o600)
+    assert find_mine(tmp_path) == changed(epoch=9)
+    withdraw(directory / "77_3-2-0-9.json")
+    found = find_mine(tmp_path)
+    assert isinstance(found, Refused)
+    assert "77_3-2-0-12.json is no invitation" in found.reason

@@ -434,3 +434,14 @@ def test_numbers_of_other_kinds_become_plain_integers() -> None:
     assert isinstance(ack, wire.Ack)
     assert type(ack.entered.n) is int
     assert dataclasses.is_dataclass(Decision)
+
+
+def test_the_time_left_for_a_save_is_counted_from_when_the_order_came() -> None:
+    """The last rank may arrive seconds later: what a save bounds itself by must not lie behind the round's deadline."""
+    rank = rank_at(4)
+    hear(rank, wire.Prepare(1), save_at(1, 5), now_ms=100)
+    assert boundary(rank, 5, now_ms=150) is WAIT
+    hear(rank, wire.Go(1), now_ms=700)
+    decision = boundary(rank, 5, now_ms=700)
+    assert decision.order is not None
+    assert decision.order.left_ms == 1_000 - 600

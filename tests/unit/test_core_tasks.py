@@ -367,3 +367,29 @@ def test_a_rank_that_stands_at_its_own_stop_is_let_go_once_training_has_failed()
     stop = wire.Arrived(who(0), wire.NO_ROUND, Position(10, 0))
     assert the(story.feed(stop), do.Say).word == wire.Abort(wire.NO_ROUND, "this round is over")
     assert story.state.round is None
+
+
+def test_a_task_that_was_killed_in_the_last_seconds_is_no_good_end() -> None:
+    """All others have ended with 0: its closed connection says 137 in time, and not that training ended by itself."""
+    step = Step()
+    for task in (1, 0):
+        step.reported(report(task, code=0)) if task else step.feed(ev.CommandExited(0))
+    step.feed(ev.TaskCut(2))
+    assert step.state.code is None
+    step.pass_ms(3_000, silent=(2,))
+    assert step.state.code is None
+    step.pass_ms(4_000, silent=(2,))
+    assert step.exit.code == 137
+
+
+def test_a_supervisor_that_has_said_goodbye_before_its_connection_closed_ends_no_training() -> None:
+    """A fault of its own has ended it, with its ranks still training: saves end, as nobody hears of them."""
+    step = Step()
+    step.feed(Report(1, between.VERSION, STEP.epoch, "node1", 501, bye=True))
+    step.feed(ev.TaskCut(1))
+    step.pass_ms(20_000, silent=(1,))
+    assert step.state.phase is Phase.RUNNING
+    assert step.asked(do.Exit) == []
+    task = step.state.tasks.get(1)
+    assert task is not None
+    assert task.gone

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import socket
+from pathlib import Path
 
 import pytest
+from ckpt_supervisor.config import read_options
+from ckpt_supervisor.disk import last_failure
+from ckpt_supervisor.errands import policy_of
+from ckpt_supervisor.launch import Launch
 from ckpt_supervisor.slurm import SlurmEnv
 from ckpt_supervisor.startup import Job, command_line, job_of, job_warnings, warnings
 
@@ -94,3 +101,29 @@ def test_a_step_has_as_many_supervisors_as_srun_has_tasks() -> None:
     assert job_in(SRUN).tasks == 1
     assert job_in({"SLURM_JOB_ID": "77", "SLURM_NTASKS": "4"}).tasks == 1
     assert job_in({**SRUN, "SLURM_NTASKS": "4"}).tasks == 4
+
+
+def heir_turn(task: int, **env: str) -> int:
+    """How long the supervisor of this task waits for its turn when the coordinator is lost."""
+    job = job_in({**SRUN, "SLURM_PROCID": str(task), "SLURM_NTASKS": "256", **env})
+    options = read_options(["--", "x"], {})
+    launch = Launch(options, {}, job, 1, None, None, None)  # type: ignore[arg-type]
+    return dataclasses.replace(policy_of(launch, can_look=True), heir=task).heir_waits_ms
+
+
+def test_heirs_take_turns_by_node() -> None:
+    """With a node of 64 tasks lost the first one of the next node waits a second, not 64; without nodes a second for each task."""
+    assert heir_turn(64, SLURM_NODEID="1", SLURM_LOCALID="0") == 1_000
+    assert heir_turn(65, SLURM_NODEID="1", SLURM_LOCALID="1") == 1_300
+    assert heir_turn(3, SLURM_NODEID="0", SLURM_LOCALID="3") == 900
+    assert heir_turn(3) == 3_000
+
+
+def test_why_the_attempt_before_could_not_save_is_in_the_coordinators_journal(tmp_path: Path) -> None:
+    """The other tasks' journals of the same epoch decide nothing."""
+    (tmp_path / "journal").mkdir()
+    lines = [{"event": "notice", "cause": "preempted"}, {"event": "leaving", "outcome": "stale", "reason": "disk full"}]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "journal" / "77-0-3-1-0.jsonl").write_text(text)
+    (tmp_path / "journal" / "77-0-3-1-1.jsonl").write_text('{"event": "coordinator_lost"}\n')
+    assert "could not save (preempted): disk full" in last_failure(tmp_path, "77", 2)

@@ -77,7 +77,7 @@ class Policy:
     """How long other tasks' supervisors are waited for before they count as not being there."""
     heir: int = 0
     """Number of the task whose supervisor has lost the coordinator and decides for itself: it saves nothing, leaves when it has
-    to, and takes over the requeue, this many seconds after the others before it could have. 0: the coordinator."""
+    to, and takes over the requeue in its turn (heir_waits_ms). 0: the coordinator."""
     resume_step: int = -1
     """Step resumed from; -1 for none."""
     resume_from: str = ""
