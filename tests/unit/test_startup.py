@@ -112,7 +112,7 @@ def heir_turn(task: int, **env: str) -> int:
 
 
 def test_heirs_take_turns_by_node() -> None:
-    """With a node of 64 tasks lost the first one of the next node waits a second, not 64; without nodes a second for each task."""
+    """With a node of 64 tasks lost the first one of the next node waits a second, not 64; without nodes one for each task."""
     assert heir_turn(64, SLURM_NODEID="1", SLURM_LOCALID="0") == 1_000
     assert heir_turn(65, SLURM_NODEID="1", SLURM_LOCALID="1") == 1_300
     assert heir_turn(3, SLURM_NODEID="0", SLURM_LOCALID="3") == 900
