@@ -186,15 +186,8 @@ def test_bytes_inserted_in_the_middle_are_corrupt(directory: Path, saved: bytes)
     assert check(directory, len(saved) + 1).verdict is Verdict.CORRUPT
 
 
-def test_a_chain_of_archives_is_left_alone(tmp_path: Path, saved: bytes) -> None:
-    """The files of torch.distributed.checkpoint are chains of such archives, also of equal size, and are no damage."""
-    for chain in (saved + saved, saved[:-22] + saved[-22:] + saved + saved):
-        (tmp_path / "state.pt").write_bytes(chain)
-        assert read(tmp_path / "state.pt") == Structure("plain")
-
-
 def test_a_real_distributed_checkpoint_is_no_damage(tmp_path: Path) -> None:
-    """What torch.distributed.checkpoint writes on one process passes, though its own format is not read yet."""
+    """What torch.distributed.checkpoint writes on one process passes, also without a look at the set."""
     writer = dcp.FileSystemWriter(tmp_path / "dcp", sync_files=False)
     with pytest.warns(UserWarning, match="single process"):
         dcp.save({"a": torch.randn(100), "b": torch.randn(100)}, storage_writer=writer, no_dist=True)
@@ -249,9 +242,9 @@ def test_the_store_needs_neither_torch_nor_pickle() -> None:
 
 
 def rewritten(saved: bytes, entry: bytes, records: int = 1, directory_bytes: int | None = None) -> bytes:
-    """The archive with another directory: this entry, under a 64-bit end that claims so many records."""
-    start, stated = struct.unpack_from("<Q", saved, len(saved) - 50)[0], len(entry)
-    assert saved[start : start + 4] == b"PK\x01\x02"
+    """The archive with its first record only, and this entry for it under a 64-bit end that claims so many records."""
+    start, stated = saved.index(b"PK\x03\x04", 4), len(entry)
+    assert saved[start - 16 : start - 12] == b"PK\x07\x08"
     claimed = stated if directory_bytes is None else directory_bytes
     end = struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 0, 45, 0, 0, records, records, claimed, start)
     locator = struct.pack("<4sLQL", b"PK\x06\x07", 0, start + stated, 1)
@@ -263,21 +256,6 @@ def entry_of(name: bytes, crc32: int, size: int, offset: int, extra: bytes = b""
     """One entry of an archive's directory."""
     fields = (0, 0, 0x808, 0, 0, 0, crc32, size, size, len(name), len(extra), 0, 0, 0, 0, offset)
     return struct.pack("<4s6H3L5H2L", b"PK\x01\x02", *fields) + name + extra
-
-
-def test_sizes_of_64_bits_are_read(directory: Path, saved: bytes) -> None:
-    """A record whose size and place are in the 64-bit extra field is found, as in files above 4 GiB."""
-    first = read(directory / "state.pt").extents[0]
-    size, limit = first.end - first.start, 0xFFFFFFFF
-    extra = struct.pack("<HHL", 0x5455, 4, 0) + struct.pack("<HHQQQ", 1, 24, size, size, 0)
-    entry = entry_of(first.name.encode(), first.crc32, limit, limit, extra)
-    (directory / "state.pt").write_bytes(rewritten(saved, entry))
-    assert read(directory / "state.pt").extents == (first,)
-    for cut in (4, 12, 20):
-        broken = entry_of(first.name.encode(), first.crc32, limit, limit, extra[: 8 + cut])
-        (directory / "state.pt").write_bytes(rewritten(saved, broken))
-        with pytest.raises(Damage):
-            read(directory / "state.pt")
 
 
 def test_hostile_counts_are_refused_before_anything_is_allocated(directory: Path, saved: bytes) -> None:
@@ -295,6 +273,8 @@ def test_overlapping_and_misplaced_records_are_refused(directory: Path, saved: b
     first = read(directory / "state.pt").extents[0]
     name, size = first.name.encode(), first.end - first.start
     good = entry_of(name, first.crc32, size, 0)
+    (directory / "state.pt").write_bytes(rewritten(saved, good))
+    assert read(directory / "state.pt").extents == (first,)
     for entry, records in (
         (good + good, 2),
         (entry_of(name, first.crc32, size, len(saved) - 40), 1),
