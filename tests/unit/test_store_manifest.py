@@ -20,6 +20,8 @@ from ckpt_supervisor.store import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.checkpoint_files import flip
+
 DIGEST = "0123456789abcdef" * 2
 
 
@@ -40,6 +42,7 @@ def test_a_manifest_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     keys = msgspec.json.decode((tmp_path / "manifest.json").read_bytes())
     assert list(keys) == [
         "format", "step", "world_size", "ranks", "job", "attempt", "epoch", "cause", "created_at", "verified", "files",
+        "digest",
     ]  # fmt: skip
     assert list(keys["files"][0]) == ["path", "bytes", "xxh3_128", "rank"]
     assert manifest.total_bytes == 15
@@ -80,7 +83,7 @@ def test_an_accepted_path_stays_below_the_checkpoint(path: str) -> None:
     ("data", "verdict"),
     [
         (b"", Verdict.TRUNCATED),
-        (b"{", Verdict.CORRUPT),
+        (b"{", Verdict.TRUNCATED),
         (b"\0" * 900, Verdict.CORRUPT),
         (b"[" * 100_000, Verdict.CORRUPT),
         (b"\xff\xfe", Verdict.CORRUPT),
@@ -93,7 +96,7 @@ def test_an_accepted_path_stays_below_the_checkpoint(path: str) -> None:
         (encode_manifest(a_manifest("a.pt", "b.pt")).replace(b"b.pt", b"a.pt"), Verdict.CORRUPT),
         (encode_manifest(a_manifest("state.pt")).replace(DIGEST.encode(), b""), Verdict.CORRUPT),
         (encode_manifest(a_manifest("state.pt")).replace(b'"world_size": 2', b'"world_size": 1'), Verdict.CORRUPT),
-        (encode_manifest(a_manifest("state.pt"))[:-20], Verdict.CORRUPT),
+        (encode_manifest(a_manifest("state.pt"))[:-20], Verdict.TRUNCATED),
     ],
 )
 def test_a_bad_manifest_is_named_for_what_it_is(tmp_path: Path, data: bytes, verdict: Verdict) -> None:
@@ -103,6 +106,16 @@ def test_a_bad_manifest_is_named_for_what_it_is(tmp_path: Path, data: bytes, ver
         read_manifest(tmp_path)
     assert caught.value.verdict is verdict
     assert caught.value.reason
+
+
+def test_a_manifest_that_was_cut_anywhere_is_truncated(tmp_path: Path) -> None:
+    """Whatever the last byte is that reached the disk."""
+    good = encode_manifest(a_manifest("state.pt", "below/größe.pt"))
+    for length in range(len(good)):
+        (tmp_path / "manifest.json").write_bytes(good[:length])
+        with pytest.raises(ManifestError) as caught:
+            read_manifest(tmp_path)
+        assert caught.value.verdict is Verdict.TRUNCATED, good[:length]
 
 
 def test_only_structure_may_lack_digests(tmp_path: Path) -> None:
@@ -143,3 +156,50 @@ def test_a_manifest_of_the_most_files_stays_below_the_maximum() -> None:
     assert len(encode_manifest(a_manifest(*paths))) * 5 < MANIFEST_BYTES_MAX
     with pytest.raises(ValueError, match="100001 files"):
         encode_manifest(a_manifest(*[str(index) for index in range(100_001)]))
+
+
+def test_every_flipped_bit_of_a_manifest_is_seen(tmp_path: Path) -> None:
+    """In a number, a name, a word for people, white space or the digest itself: none is read as something else."""
+    good = encode_manifest(a_manifest("state.pt", "below/rank-00001.pt"))
+    where = tmp_path / "manifest.json"
+    where.write_bytes(good)
+    verdicts = set()
+    for bit in range(8 * len(good)):
+        flip(where, bit)
+        with pytest.raises(ManifestError) as caught:
+            read_manifest(tmp_path)
+        verdicts.add(caught.value.verdict)
+        flip(where, bit)
+    assert where.read_bytes() == good
+    assert verdicts == {Verdict.CORRUPT}
+
+
+def test_a_manifest_from_before_there_was_a_digest_is_read(tmp_path: Path) -> None:
+    """What an earlier version committed can be resumed from; one that a tool has laid out anew is refused."""
+    manifest = a_manifest("state.pt")
+    (tmp_path / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+    assert read_manifest(tmp_path) == manifest
+    data = encode_manifest(manifest)
+    for indent in (0, 2):
+        (tmp_path / "manifest.json").write_bytes(msgspec.json.format(data, indent=indent) + b"\n")
+        with pytest.raises(ManifestError, match=r"manifest\.json"):
+            read_manifest(tmp_path)
+
+
+def test_a_manifest_that_was_laid_out_anew_without_its_last_line_feed_is_corrupt(tmp_path: Path) -> None:
+    """Truncated is what lacks bytes of its own."""
+    data = encode_manifest(a_manifest("state.pt"))
+    for indent, verdict in ((-1, Verdict.CORRUPT), (0, Verdict.CORRUPT), (2, Verdict.CORRUPT), (1, Verdict.TRUNCATED)):
+        (tmp_path / "manifest.json").write_bytes(msgspec.json.format(data, indent=indent).rstrip())
+        with pytest.raises(ManifestError) as caught:
+            read_manifest(tmp_path)
+        assert caught.value.verdict is verdict, indent
+
+
+@pytest.mark.parametrize("name", ["/etc", "../other", "step_5.pt/x", "gone", ""])
+def test_an_adopted_name_lies_in_the_checkpoint(name: str) -> None:
+    """The program is given that path to resume from: one that leads out would be somebody else's file."""
+    good = msgspec.structs.replace(a_manifest("step_5.pt", "deep/a"), adopted=("step_5.pt", "deep"))
+    assert b'"adopted"' in encode_manifest(good)
+    with pytest.raises(ValueError, match="adopted"):
+        encode_manifest(msgspec.structs.replace(good, adopted=(name,)))

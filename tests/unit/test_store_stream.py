@@ -14,7 +14,18 @@ import pytest
 import xxhash
 from ckpt_supervisor.store import crc
 from ckpt_supervisor.store.formats import Extent
-from ckpt_supervisor.store.stream import BLOCK_BYTES, Shrunk, Source, Stopped, read_content, run_threads, spread
+from ckpt_supervisor.store.stream import (
+    BLOCK_BYTES,
+    Buffers,
+    Content,
+    Shrunk,
+    Source,
+    Stopped,
+    drop_cached,
+    read_content,
+    run_threads,
+    spread,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -106,17 +117,88 @@ def test_an_error_in_one_thread_does_not_leave_the_others_waiting() -> None:
 
 
 def test_an_error_in_the_callers_own_word_does_not_leave_the_others_waiting(tmp_path: Path) -> None:
-    """A progress function that raises in the first thread ends the reading with its error."""
+    """A progress function that cannot write ends the reading with its error, in whichever thread it was called."""
     path = tmp_path / "file"
     with path.open("wb") as file:
         file.truncate(9 * BLOCK_BYTES)
 
     def complain(_: int) -> None:
-        if threading.current_thread() is threading.main_thread():
-            raise KeyError("mine")
+        raise BrokenPipeError("mine")
 
-    with path.open("rb") as file, pytest.raises(KeyError, match="mine"):
-        read_content(Source(file.fileno(), 9 * BLOCK_BYTES, ()), 3, complain, None)
+    for threads in (1, 3):
+        with path.open("rb") as file, pytest.raises(BrokenPipeError, match="mine"):
+            read_content(Source(file.fileno(), 9 * BLOCK_BYTES, ()), threads, complain, None)
+
+
+def test_the_bytes_are_told_in_order_and_never_by_two_at_a_time(tmp_path: Path) -> None:
+    """Whoever reads a block, the digest and the count go through the file from its start to its end."""
+    path = tmp_path / "file"
+    with path.open("wb") as file:
+        file.truncate(20 * BLOCK_BYTES + 5)
+    inside = threading.Lock()
+    told: list[int] = []
+
+    def count(size: int) -> None:
+        assert inside.acquire(blocking=False)
+        told.append(size)
+        inside.release()
+
+    with path.open("rb") as reader:
+        read_content(Source(reader.fileno(), 20 * BLOCK_BYTES + 5, ()), 4, count, None)
+    assert told == [BLOCK_BYTES] * 20 + [5]
+
+
+def test_buffers_go_from_file_to_file(tmp_path: Path) -> None:
+    """Many small files need no more buffers than one, and a reading that ends with an error gives its buffers back."""
+    buffers = Buffers()
+    first = buffers.take()
+    buffers.give_back(first)
+    for size in (0, 100, 1000, BLOCK_BYTES):
+        path = tmp_path / str(size)
+        path.write_bytes(b"y" * size)
+        with path.open("rb") as file:
+            digest = read_content(Source(file.fileno(), size, ()), 2, nothing, None, buffers).xxh3_128
+            assert digest == xxhash.xxh3_128_hexdigest(b"y" * size)
+            with pytest.raises(Shrunk):
+                read_content(Source(file.fileno(), size + 1, ()), 1, nothing, None, buffers)
+    assert buffers.take() is first
+
+
+def test_checksums_alone_take_no_digest(tmp_path: Path) -> None:
+    """Without the digest the extents are compared all the same, also those that are empty or reach beyond the file."""
+    data = os.urandom(2 * BLOCK_BYTES)
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    good = [Extent(0, 0, 0, "empty"), Extent(0, len(data), zlib.crc32(data), "all")]
+    bad = [Extent(0, 0, 1, "empty"), Extent(0, 9, zlib.crc32(data[:9]) ^ 1, "start"), Extent(9, len(data) + 1, 0, "beyond")]
+    with path.open("rb") as file:
+        for threads in (1, 2):
+            assert read_content(Source(file.fileno(), len(data), good, digest=False), threads, nothing, None) == Content("", ())
+            assert read_content(Source(file.fileno(), len(data), bad, digest=False), threads, nothing, None).bad == tuple(bad)
+
+
+def test_what_is_spared_or_dropped_is_read_all_the_same(tmp_path: Path) -> None:
+    """Giving up the page cache of a file, before reading it or behind the reader, changes nothing that is read."""
+    data = os.urandom(3 * BLOCK_BYTES + 1)
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    with path.open("rb") as file:
+        drop_cached(file.fileno())
+        content = read_content(Source(file.fileno(), len(data), (), spare=True), 2, nothing, None)
+        assert content.xxh3_128 == xxhash.xxh3_128_hexdigest(data)
+        drop_cached(file.fileno())
+        assert file.read() == data
+
+
+def test_what_cannot_be_flushed_is_not_dropped_in_silence() -> None:
+    """An fsync that fails is told: what is in memory alone must not be lost from there as well."""
+    read_end, write_end = os.pipe()
+    try:
+        with pytest.raises(OSError, match="Invalid argument"):
+            drop_cached(read_end)
+    finally:
+        os.close(read_end)
+        os.close(write_end)
 
 
 def test_every_task_runs_once() -> None:

@@ -12,22 +12,31 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import xxhash
+from ckpt_client.files import collect
 from ckpt_supervisor.store import (
     Committed,
     Expected,
+    FileEntry,
+    Finding,
     Manifest,
     Mode,
     Verdict,
     check_files,
+    check_foreign,
     commit,
+    encode_manifest,
     make_partial,
+    read_manifest,
     take_epoch,
     verify_checkpoint,
 )
 from ckpt_supervisor.store.look import PATIENCE_MS_MAX, PAUSES_MS, Patience
 from ckpt_supervisor.store.stream import BLOCK_BYTES
+
+from tests.support.checkpoint_files import sharded_model, torch_file
 
 FILES = {"state.pt": b"weights" * 1000, "below/rank-00001.pt": b"noise", "empty": b""}
 
@@ -59,6 +68,36 @@ def committed(root: Path, step: int = 5, files: dict[str, bytes] | None = None, 
     outcome = commit(root, partial, manifest)
     assert isinstance(outcome, Committed), outcome
     return outcome.path
+
+
+def test_what_was_committed_is_intact_whatever_a_reader_thinks_of_it_today(tmp_path: Path) -> None:
+    """A later version may be stricter: the digest says that not a byte has changed. By --deep, and before a commit, it counts."""
+    place = committed(tmp_path)
+    odd = torch_file(5) + b"more"
+    manifest = read_manifest(place)
+    entry = FileEntry("state.pt", len(odd), xxhash.xxh3_128_hexdigest(odd), 0)
+    files = tuple(entry if file.path == "state.pt" else file for file in manifest.files)
+    (place / "state.pt").write_bytes(odd)
+    (place / "manifest.json").write_bytes(encode_manifest(msgspec.structs.replace(manifest, files=files)))
+    assert verify_checkpoint(place).reason == ""
+    assert "4 bytes after the archive's end" in verify_checkpoint(place, deep=True).reason
+    assert check_files(place, expected({"state.pt": odd}))[0].verdict is Verdict.CORRUPT
+    (place / "state.pt").write_bytes(odd[:-1] + b"!")
+    assert "4 bytes after the archive's end" in verify_checkpoint(place).reason
+
+
+def test_a_deep_look_takes_the_checksums_inside_too(tmp_path: Path) -> None:
+    """A file whose rank had hashed what was wrong already: the digest is right, and the record's CRC32 is not."""
+    data = bytearray(torch_file(b"weights" * 100))
+    at = data.index(b"weights")
+    place = committed(tmp_path, files={"state.pt": bytes(data)})
+    data[at] ^= 1
+    manifest = read_manifest(place)
+    entry = FileEntry("state.pt", len(data), xxhash.xxh3_128_hexdigest(bytes(data)), 0)
+    (place / "state.pt").write_bytes(data)
+    (place / "manifest.json").write_bytes(encode_manifest(msgspec.structs.replace(manifest, files=(entry,))))
+    assert verify_checkpoint(place).reason == ""
+    assert "CRC32" in verify_checkpoint(place, deep=True).reason
 
 
 @pytest.mark.parametrize("mode", ["full", "structure"])
@@ -207,7 +246,9 @@ def test_a_mix_of_two_saves_is_seen(tmp_path: Path) -> None:
     old = committed(tmp_path, 5, {"model": b"model 5", "optimizer": b"optim 5"})
     new = committed(tmp_path, 6, {"model": b"model 6", "optimizer": b"optim 6"})
     shutil.copy(old / "optimizer", new / "optimizer")
-    assert verify_checkpoint(new).verdict is Verdict.CORRUPT
+    report = verify_checkpoint(new)
+    assert (report.verdict, report.findings[0].path) == (Verdict.MIXED, "optimizer")
+    assert report.reason.endswith("is the one of step-000000005")
 
 
 def test_a_file_that_is_cut_while_it_is_read_is_an_answer(tmp_path: Path) -> None:
@@ -298,7 +339,8 @@ def test_what_cannot_be_looked_at_is_unknown(public: Path) -> None:
     older, newer = committed(public, 5), committed(public, 6)
     code = (
         "import os, sys\n"
-        "from ckpt_supervisor.store import newest_intact, verify_checkpoint\n"
+        "from ckpt_supervisor.store import load_readers, newest_intact, verify_checkpoint\n"
+        "load_readers()\n"  # they may lie where only root may read
         "if os.getuid() == 0: os.setuid(65534)\n"  # root may read everything
         "choice = newest_intact(sys.argv[1])\n"
         "chosen = choice.chosen.step if choice.chosen else None\n"
@@ -315,3 +357,95 @@ def test_what_cannot_be_looked_at_is_unknown(public: Path) -> None:
         seen.append(done.stdout.strip() or done.stderr)
     assert seen == [*["unknown 5 True True"] * 3, "unknown None True True"]
     assert verify_checkpoint(older).verdict is Verdict.INTACT
+
+
+def test_a_reason_is_one_line_and_says_its_verdict_once(tmp_path: Path) -> None:
+    """Names are escaped; a line that already has the verdict does not get it again."""
+    finding = Finding(Verdict.MISSING, "a\nb\udcff\x1b[2J.pt", 7, "is not\nthere")
+    assert str(finding) == r"a\nb\udcff\x1b[2J.pt at byte 7: missing: is not\nthere"
+    assert finding.told == r"a\nb\udcff\x1b[2J.pt at byte 7: is not\nthere"
+    assert len(str(Finding(Verdict.FOREIGN, "é" * 5_000, None, "x"))) < 400
+    report, _ = check_files(tmp_path, expected({"state.pt": b"x"}))
+    assert f"{report.verdict.value}: {report.reason}" == "missing: state.pt: is not there"
+    assert f"{report.verdict.value}: {check_files(tmp_path, [])[0].reason}".count("missing") == 1
+
+
+def test_the_wrong_bytes_are_named_for_what_they_are(tmp_path: Path) -> None:
+    """Another file's of this checkpoint, of whatever size; the same file's, or another one's, of one of the 16 nearest steps."""
+    for step in range(1, 22):
+        committed(tmp_path, step, {"model": b"model %03d" % step, "optimizer": b"optimizer %03d" % step})
+    newest = tmp_path / "step-000000021"
+    words = {
+        ("model", b"optimizer 021"): (Verdict.CORRUPT, "holds the bytes of optimizer"),
+        ("optimizer", b"model 021"): (Verdict.CORRUPT, "holds the bytes of model"),
+        ("model", b"model 020"): (Verdict.MIXED, "is the one of step-000000020"),
+        ("model", b"model 005"): (Verdict.MIXED, "is the one of step-000000005"),
+        ("model", b"model 004"): (Verdict.CORRUPT, None),
+        ("model", b"optimizer 009"): (Verdict.MIXED, "is optimizer of step-000000009"),
+        ("model", bytes(9)): (Verdict.CORRUPT, "all zeros"),
+        ("optimizer", b"optim\0\0\0\0\0\0\0\0"): (Verdict.CORRUPT, "all zeros from byte 5 on"),
+    }
+    for (name, data), (verdict, ending) in words.items():
+        good = (newest / name).read_bytes()
+        (newest / name).write_bytes(data)
+        report = verify_checkpoint(newest)
+        assert (report.verdict, report.findings[0].path) == (verdict, name), report
+        assert report.reason.endswith(ending or "") and (ending is not None or report.reason.count(":") == 1)
+        (newest / name).write_bytes(good)
+
+
+def test_a_stale_file_is_seen_before_the_commit_too(tmp_path: Path) -> None:
+    """A rank whose save left the file of an earlier step in place: mixed, before anything is committed (field case 84)."""
+    committed(tmp_path, 5, {"model": b"model 5", "optimizer": b"optim 5"})
+    partial = write(make_partial(tmp_path, 6, 1, 2), {"model": b"model 6", "optimizer": b"optim 5"})
+    report, entries = check_files(partial, expected({"model": b"model 6", "optimizer": b"optim 6"}))
+    assert (report.verdict, entries) == (Verdict.MIXED, ())
+    assert report.reason.endswith("is the one of step-000000005")
+
+
+PROMISES = {
+    ("state.pt", b""): Verdict.TRUNCATED,
+    ("state.pt", bytes(9000)): Verdict.CORRUPT,
+    ("state.pt", b"PK\x03"): Verdict.TRUNCATED,
+    ("last.ckpt", bytes(40)): Verdict.CORRUPT,
+    ("model.safetensors", b"{}"): Verdict.TRUNCATED,
+    ("model.safetensors", b"x" * 9000): Verdict.CORRUPT,
+    ("state.pt", b"5"): Verdict.INTACT,
+    ("weights", bytes(9000)): Verdict.INTACT,
+    ("log.txt", b""): Verdict.INTACT,
+}
+
+
+@pytest.mark.parametrize(("name", "data"), PROMISES)
+def test_a_name_that_promises_too_much_is_refused_where_no_digest_speaks(tmp_path: Path, name: str, data: bytes) -> None:
+    """Empty, zeros, cut to a few bytes: nobody's checkpoint. What a rank has hashed is what it meant."""
+    write(tmp_path, {name: data})
+    assert check_foreign(tmp_path / name).verdict is PROMISES[name, data]
+    assert check_files(tmp_path, [])[0].verdict is PROMISES[name, data]
+    assert check_files(tmp_path, expected({name: data}))[0].verdict is Verdict.INTACT
+
+
+def test_what_files_say_of_each_other_is_judged_over_all_ranks(tmp_path: Path) -> None:
+    """By whoever commits, with the files that other nodes checked; never by such a node, which has only its own."""
+    files = sharded_model(1)
+    shards = [name for name in files if name.endswith(".safetensors")]
+    ours, theirs = {name: files[name] for name in shards[:1]}, {name: files[name] for name in files if name not in shards[:1]}
+    write(tmp_path, files)
+    assert check_files(tmp_path, expected(ours), elsewhere=expected(theirs, rank=1))[0].verdict is Verdict.INTACT
+    (tmp_path / shards[2]).unlink()
+    there = {name: data for name, data in theirs.items() if name != shards[2]}
+    report, entries = check_files(tmp_path, expected(ours), elsewhere=expected(there, rank=1))
+    assert (report.verdict, report.findings[0].path, entries) == (Verdict.MISSING, shards[2], ())
+    assert check_files(tmp_path, expected(ours), share=True)[0].verdict is Verdict.INTACT
+
+
+def test_a_flipped_bit_from_before_a_copy_is_seen(tmp_path: Path) -> None:
+    """save() wrote elsewhere and returned the path: its digest speaks for the copying, the CRC32 for the file."""
+    own, place = tmp_path / "own.pt", tmp_path / "place"
+    place.mkdir()
+    data = bytearray(torch_file(b"weights" * 100))
+    data[data.index(b"weights")] ^= 1
+    own.write_bytes(data)
+    words = [Expected(file.path, file.size_bytes, file.xxh3_128, 0) for file in collect(own, place, whole=True, durable=False)]
+    report, _ = check_files(place, words)
+    assert (report.verdict, "CRC32" in report.reason) == (Verdict.CORRUPT, True)

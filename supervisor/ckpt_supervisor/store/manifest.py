@@ -3,6 +3,10 @@
 Owns the file format of `manifest.json` and its validation. Must not decide whether a checkpoint is good: it only says
 what was committed. A manifest is input like any other file on a shared disk, so its size, its paths and its numbers are
 bounded before anything is done with them.
+
+Its last line holds the XXH3-128 of every byte before that line: a bit that flips in a step, a name or a digest of the
+manifest must not go unseen, nor one in its white space. The bytes are compared and not what they mean, so a manifest
+that some tool has written anew is refused. Manifests from before there was a digest end without one and are read.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import xxhash
 
 from ckpt_supervisor.store.layout import MANIFEST, NUMBER_MAX
 from ckpt_supervisor.store.look import NOT_THERE, NotRegular, open_regular, read_up_to
@@ -29,6 +34,9 @@ PATH_BYTES_MAX = 4096
 NAME_BYTES_MAX = 255
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
+_DIGEST_LINE = re.compile(rb',\n "digest": "([0-9a-f]{32})"\n\}\n')
+_DIGEST_LINE_BYTES = 50
+_END, _END_OF_FILES = b"\n}\n", b"\n ]\n}\n"
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
 
@@ -56,6 +64,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     created_at: str
     verified: Mode
     files: tuple[FileEntry, ...]
+    adopted: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Names of what a program itself wrote and this is a copy of (--adopt); left out of the others."""
 
     @property
     def total_bytes(self) -> int:
@@ -83,17 +93,42 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
     data = _read(Path(directory) / MANIFEST)
     if not data:
         raise ManifestError(Verdict.TRUNCATED, "manifest.json is empty")
+    if not data.strip(b"\0"):
+        raise ManifestError(Verdict.CORRUPT, "manifest.json is all zeros")
+    has_digest = _check_digest(data)
     try:
         written = msgspec.json.decode(data, type=_Format).format
         if written != FORMAT:
             raise ManifestError(Verdict.FOREIGN, f"manifest of format {written}, this version reads {FORMAT}")
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise ManifestError(Verdict.CORRUPT, f"manifest.json: {error}") from error
+        is_cut = "truncated" in str(error) and not data.endswith(_END)
+        raise ManifestError(Verdict.TRUNCATED if is_cut else Verdict.CORRUPT, f"manifest.json: {error}") from error
     problem = manifest_problem(manifest)
+    if not problem and _lacks_its_last_byte(data):
+        raise ManifestError(Verdict.TRUNCATED, "manifest.json: its last byte is not there")
+    if not problem and not has_digest and not data.endswith(_END_OF_FILES):
+        problem = "it does not end as it was written"
     if problem:
         raise ManifestError(Verdict.CORRUPT, f"manifest.json: {problem}")
     return manifest
+
+
+def _check_digest(data: bytes) -> bool:
+    """Whether a manifest has a digest. Raises ManifestError when that is another one than its bytes have."""
+    line = _DIGEST_LINE.fullmatch(data, max(0, len(data) - _DIGEST_LINE_BYTES))
+    if line is None:
+        return False
+    found = xxhash.xxh3_128_hexdigest(data[: line.start()])
+    if found.encode() == line[1]:
+        return True
+    raise ManifestError(Verdict.CORRUPT, f"manifest.json: XXH3-128 is {found}, not the {line[1].decode()} of its last line")
+
+
+def _lacks_its_last_byte(data: bytes) -> bool:
+    """Whether this would be as it was written with one line feed more; what some tool has laid out anew is not."""
+    whole = data + b"\n"
+    return not data.endswith(_END) and whole.endswith(_END) and (_check_digest(whole) or whole.endswith(_END_OF_FILES))
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -102,9 +137,10 @@ def encode_manifest(manifest: Manifest) -> bytes:
     if problem:
         raise ValueError(problem)
     try:
-        data = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+        body = msgspec.json.format(msgspec.json.encode(manifest), indent=1).removesuffix(_END.rstrip())
     except UnicodeEncodeError as error:
         raise ValueError(f"a name that is not UTF-8: {error}") from error
+    data = body + b',\n "digest": "' + xxhash.xxh3_128_hexdigest(body).encode() + b'"' + _END
     if len(data) > MANIFEST_BYTES_MAX:
         raise ValueError(f"a manifest of {len(data)} bytes, more than {MANIFEST_BYTES_MAX}")
     return data
@@ -126,7 +162,14 @@ def manifest_problem(manifest: Manifest) -> str:
         if problem:
             return problem
         seen.add(file.path)
-    return ""
+    return _adopted_problem(manifest)
+
+
+def _adopted_problem(manifest: Manifest) -> str:
+    """A program is given such a name to resume from: it has to lie in the checkpoint, and something has to lie there."""
+    tops = {file.path.partition("/")[0] for file in manifest.files}
+    names = () if manifest.adopted is msgspec.UNSET else manifest.adopted
+    return next((f"{name[:80]!r} was adopted and no file has that name" for name in names if name not in tops), "")
 
 
 def path_problem(path: str) -> str:
@@ -162,7 +205,7 @@ def _read(path: Path) -> bytes:
         raise ManifestError(Verdict.FOREIGN, f"manifest.json {error}") from error
     except OSError as error:
         if error.errno in NOT_THERE:
-            raise ManifestError(Verdict.FOREIGN, "no manifest.json") from error
+            raise ManifestError(Verdict.FOREIGN, "manifest.json is not there") from error
         raise ManifestError(Verdict.UNKNOWN, f"manifest.json cannot be read: {error.strerror}") from error
     if len(data) > MANIFEST_BYTES_MAX:
         raise ManifestError(Verdict.FOREIGN, f"manifest.json is larger than {MANIFEST_BYTES_MAX} bytes")

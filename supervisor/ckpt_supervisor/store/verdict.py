@@ -43,6 +43,10 @@ Known damage outweighs "could not look", since looking again cannot mend it.
 """
 
 
+SHOWN_MAX = 300
+"""Longest part of a path that a line shows."""
+
+
 class Finding(msgspec.Struct, frozen=True):
     """One thing that is wrong.
 
@@ -54,10 +58,21 @@ class Finding(msgspec.Struct, frozen=True):
     offset: int | None
     reason: str
 
+    @property
+    def where(self) -> str:
+        """`state.pt at byte 4096`, "" for the whole checkpoint."""
+        at = f" at byte {self.offset}" if self.offset is not None else ""
+        return one_line(self.path[:SHOWN_MAX]) + at
+
+    @property
+    def told(self) -> str:
+        """`state.pt at byte 4096: CRC32 does not match`: for lines that name the verdict before it."""
+        return f"{self.where}: {one_line(self.reason)}" if self.where else one_line(self.reason)
+
     def __str__(self) -> str:
-        """`state.pt at byte 4096: corrupt: ...`."""
-        where = self.path + (f" at byte {self.offset}" if self.offset is not None else "")
-        return f"{where + ': ' if where else ''}{self.verdict.value}: {self.reason}"
+        """`state.pt at byte 4096: corrupt: CRC32 does not match`."""
+        word = f"{self.verdict.value}: {one_line(self.reason)}"
+        return f"{self.where}: {word}" if self.where else word
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -71,9 +86,16 @@ class Report(msgspec.Struct, frozen=True):
 
     @property
     def reason(self) -> str:
-        """The weightiest finding in words, "" when intact."""
+        """The weightiest finding in words, one line, without the verdict; "" when intact."""
         finding = weightiest(self.findings)
-        return "" if finding is None else str(finding)
+        return "" if finding is None else finding.told
+
+
+def one_line(text: str) -> str:
+    """Text that holds names from a disk, as one line that a terminal shows as it is: a name may hold anything."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def weightiest(findings: Iterable[Finding]) -> Finding | None:
