@@ -1,4 +1,4 @@
-"""Installs what a lab needs from Debian's own packages.
+"""Installs what a lab, and the tests beside it, need from Debian's own packages.
 
 Owns: one apt-get call. Must not: start or configure any service; the lab uses only the programs.
 """
@@ -18,15 +18,18 @@ from lab_daemons import PROGRAMS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
+PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "strace")
+TOOLS = ("strace",)
+"""For the tests that record what the checkpoint store does, or have its file system fail."""
+
 SEARCH = "/usr/sbin:/usr/bin:/sbin:/bin"
 INSTALL_S = 600
 POLICY = Path("/usr/sbin/policy-rc.d")
 
 
 def missing() -> list[str]:
-    """The programs of Slurm and munge that are not here."""
-    return [name for name in PROGRAMS if shutil.which(name, path=SEARCH) is None]
+    """The programs of Slurm, of munge, and the tests' own, that are not here."""
+    return [name for name in (*PROGRAMS, *TOOLS) if shutil.which(name, path=SEARCH) is None]
 
 
 @contextlib.contextmanager
@@ -57,7 +60,7 @@ def install(packages: tuple[str, ...] = PACKAGES) -> dict[str, Any]:
     """Installs the packages unless all is there already."""
     lacking = missing() if packages == PACKAGES else list(packages)
     if not lacking:
-        return {"installed": [], "present": list(PROGRAMS)}
+        return {"installed": [], "present": [*PROGRAMS, *TOOLS]}
     if shutil.which("apt-get") is None:
         raise LabError(f"no apt-get here; install {', '.join(packages)} by your system's own means")
     if os.geteuid() != 0:

@@ -196,6 +196,66 @@ def test_a_commit_of_something_else_than_was_checked_is_refused(tmp_path: Path) 
     assert scan(tmp_path) == ()
 
 
+def test_a_save_that_was_said_too_early_is_never_committed(tmp_path: Path) -> None:
+    """The files are acknowledged and still grow: refused by the check or by the commit, and latest stays (field case 97)."""
+    epoch = take_epoch(tmp_path, "1", 0, "0").epoch
+    commit(tmp_path, *written(tmp_path, epoch))
+    partial, manifest = written(tmp_path, epoch, step=6, round_=2)
+    wanted = [Expected(path, len(data), "", 0) for path, data in FILES.items()]
+    with (partial / "state.pt").open("ab") as file:
+        for _ in range(20):
+            file.write(b"more")
+            file.flush()
+            report, entries = check_files(partial, wanted)
+            assert report.verdict is not Verdict.INTACT
+            assert entries == ()
+            outcome = commit(tmp_path, partial, manifest)
+            assert isinstance(outcome, CommitFailed)
+            assert outcome.errno_name == "EBUSY"
+            assert str((tmp_path / "latest").readlink()) == "step-000000005"
+
+
+def test_an_old_run_s_checkpoint_is_never_mixed_with_a_new_one_s(tmp_path: Path) -> None:
+    """A run from scratch reaches a step that an old one has committed: that one stays whole, whatever is half done beside it,
+    and files of the two together are no checkpoint (field case 81).
+    """
+    epoch = take_epoch(tmp_path, "old", 0, "0").epoch
+    commit(tmp_path, *written(tmp_path, epoch, step=100))
+    epoch = take_epoch(tmp_path, "new", 0, "0").epoch
+    partial, _ = written(tmp_path, epoch, step=100)
+    (partial / "state.pt").write_bytes(b"NEW" * 1000)
+    choice = newest_intact(tmp_path)
+    assert choice.passed_over == ()
+    assert choice.chosen is not None
+    assert (choice.chosen.path / "state.pt").read_bytes() == FILES["state.pt"]
+    (choice.chosen.path / "state.pt").write_bytes(b"NEWNEWN" * 1000)  # as somebody's own program does
+    mixed = newest_intact(tmp_path)
+    assert mixed.chosen is None
+    assert [report.verdict for _, report in mixed.passed_over] == [Verdict.CORRUPT]
+
+
+def test_names_that_come_back_change_nothing(tmp_path: Path) -> None:
+    """A network file system brings back what was removed or replaced: a mark, the holder, a partial one (field case 105)."""
+    first = take_epoch(tmp_path, "1", 0, "0").epoch
+    old_partial, old_manifest = written(tmp_path, first)
+    commit(tmp_path, old_partial, old_manifest)
+    mark = (tmp_path / f".attempt-{first:09d}").readlink()
+    holder = (tmp_path / "attempt").read_bytes()
+    second = take_epoch(tmp_path, "1", 1, "0").epoch
+    (tmp_path / f".attempt-{first:09d}").symlink_to(mark)
+    (tmp_path / "attempt").write_bytes(holder)
+    (tmp_path / ".latest-new").symlink_to("step-000000001")
+    shutil.copytree(tmp_path / "step-000000005", old_partial)
+    (tmp_path / f".trash-step-000000004-{first}-0").mkdir()
+    assert isinstance(commit(tmp_path, *written(tmp_path, second, step=6)), Committed)
+    assert len(sweep(tmp_path, second).names) == 2
+    third = take_epoch(tmp_path, "1", 2, "0").epoch
+    assert third > second
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "attempt", f".attempt-{third:09d}", "latest", "step-000000005", "step-000000006",
+    }  # fmt: skip
+
+
 def test_mistakes_of_the_caller_are_refused(tmp_path: Path) -> None:
     """A partial of another step, epoch or name, none at all, and a manifest nobody could read are failures in words."""
     epoch = take_epoch(tmp_path, "1", 0, "0").epoch
@@ -339,3 +399,25 @@ def test_outcomes_are_plain_values(tmp_path: Path) -> None:
     assert outcome == Committed(tmp_path, None, "")
     with pytest.raises(AttributeError):
         outcome.latest_problem = "changed"  # type: ignore[misc]
+
+
+def test_what_a_start_left_that_died_early_goes_with_the_next(tmp_path: Path) -> None:
+    """Half of DIR/attempt whose mark a power cut has taken: found by replaying a second cut in the start after the first."""
+    (tmp_path / ".attempt-000000001.new").write_bytes(bytes(100))
+    (tmp_path / ".attempt-000000002.new").write_bytes(b"")
+    (tmp_path / ".attempt-000000002").symlink_to("{}")
+    assert take_epoch(tmp_path, "1", 0, "0").epoch == 3
+    assert names(tmp_path) == set()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".attempt-000000003", "attempt"]
+
+
+def test_a_latest_of_the_programs_own_is_left_alone(tmp_path: Path) -> None:
+    """DeepSpeed finds its newest save by a file of that name, which may lie in the same directory; ours is replaced."""
+    (tmp_path / "latest").write_text("global_step100")
+    assert "left alone" in point_latest(tmp_path, "step-000000005")
+    assert (tmp_path / "latest").read_text() == "global_step100"
+    for ours in (b"step-000000001\n", b"", bytes(20)):
+        (tmp_path / "latest").unlink()
+        (tmp_path / "latest").write_bytes(ours)
+        assert point_latest(tmp_path, "step-000000005") == ""
+        assert str((tmp_path / "latest").readlink()) == "step-000000005"

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from ckpt_supervisor.store import HeldByOther, Holder, check_epoch, is_alive, partial_name, read_holder, take_epoch
-from ckpt_supervisor.store.fence import started_at
+from ckpt_supervisor.store.fence import pid_namespace, started_at
 
 CHILD = (
     "import sys\n"
@@ -56,7 +56,7 @@ def test_each_start_takes_the_next_epoch(tmp_path: Path) -> None:
     assert [check_epoch(tmp_path, epoch) for epoch in (0, 1, 2, 3)] == [False, False, True, False]
     assert sorted(path.name for path in tmp_path.iterdir()) == [".attempt-000000002", "attempt"]
     keys = msgspec.json.decode((tmp_path / "attempt").read_bytes())
-    assert list(keys) == ["epoch", "job", "attempt", "step_id", "host", "pid", "pid_started"]
+    assert list(keys) == ["epoch", "job", "attempt", "step_id", "host", "pid", "pid_started", "pid_namespace"]
 
 
 def test_a_live_holder_of_another_job_or_step_refuses_a_start(tmp_path: Path) -> None:
@@ -93,6 +93,79 @@ def test_the_dead_and_their_successors_do_not_count_as_alive(tmp_path: Path) -> 
         assert started_at(process.pid) is None
 
 
+def held_from_elsewhere(root: Path, **fields: object) -> Holder:
+    """A directory whose last holder was a process of another host."""
+    holder = Holder(7, "50", 0, "0", "elsewhere", os.getpid(), 1, 0)
+    holder = msgspec.structs.replace(holder, **fields)
+    (root / "attempt").write_bytes(msgspec.json.encode(holder))
+    return holder
+
+
+def test_of_another_hosts_holder_somebody_who_knows_is_asked(tmp_path: Path) -> None:
+    """Another job's holder cannot be seen: the answer refuses the start, with its words and no trace, or lets it go on."""
+    holder = held_from_elsewhere(tmp_path)
+    asked: list[Holder] = []
+
+    def alive(of: Holder) -> str:
+        asked.append(of)
+        return "Slurm says RUNNING"
+
+    with pytest.raises(HeldByOther, match=r"job 50 step 0 \(attempt 0\), process \d+ on elsewhere: Slurm says RUNNING") as caught:
+        take_epoch(tmp_path, "60", 0, "0", alive)
+    assert caught.value.holder == holder
+    assert asked == [holder]
+    assert [path.name for path in tmp_path.iterdir()] == ["attempt"]
+    assert take_epoch(tmp_path, "60", 0, "0", lambda _: "").epoch == 8
+
+
+def test_without_somebody_to_ask_another_hosts_holder_counts_as_gone(tmp_path: Path) -> None:
+    """It cannot be judged, and its commits are refused from now on; the same pid on another host is not ourselves."""
+    held_from_elsewhere(tmp_path)
+    assert take_epoch(tmp_path, "60", 0, "0").epoch == 8
+    assert not check_epoch(tmp_path, 7)
+
+
+@pytest.mark.parametrize(
+    ("job", "attempt", "step"), [("50", 1, "0"), ("50", 1, "3"), ("50", 0, "0")], ids=["requeued", "another step", "same srun"]
+)
+def test_of_the_same_jobs_earlier_holder_nobody_is_asked(tmp_path: Path, job: str, attempt: int, step: str) -> None:
+    """A requeued job fences its own earlier attempt off: an ordinary start costs no call."""
+    held_from_elsewhere(tmp_path)
+    assert take_epoch(tmp_path, job, attempt, step, lambda _: pytest.fail("nobody is to be asked")).epoch == 8
+
+
+def test_of_another_step_of_the_same_attempt_somebody_is_asked_unless_it_is_seen_to_be_gone(tmp_path: Path) -> None:
+    """Two sruns of one job with one directory, on two nodes; on one node the process table tells."""
+    held_from_elsewhere(tmp_path)
+    with pytest.raises(HeldByOther, match="Slurm says RUNNING"):
+        take_epoch(tmp_path, "50", 0, "1", lambda _: "Slurm says RUNNING")
+    held_from_elsewhere(tmp_path, host=os.uname().nodename, pid=2**22 + 1)
+    assert take_epoch(tmp_path, "50", 0, "1", lambda _: pytest.fail("nobody is to be asked")).epoch == 8
+
+
+def test_a_pid_of_another_namespace_is_not_judged_here(tmp_path: Path) -> None:
+    """In a container the same number is another process: alive or not, Slurm is asked."""
+    me = take_epoch(tmp_path, "1", 0, "0")
+    assert me.pid_namespace == pid_namespace() != 0
+    contained = msgspec.structs.replace(me, pid_namespace=me.pid_namespace + 1)
+    assert not is_alive(contained)
+    assert is_alive(msgspec.structs.replace(me, pid_namespace=0)), "of a holder that did not write it down"
+    held_from_elsewhere(tmp_path, host=me.host, pid=1, pid_started=started_at(1), pid_namespace=me.pid_namespace + 1)
+    with pytest.raises(HeldByOther, match="Slurm says PENDING"):
+        take_epoch(tmp_path, "60", 0, "0", lambda _: "Slurm says PENDING")
+
+
+def test_a_job_that_continues_another_one_takes_the_directory_from_it_alive(tmp_path: Path) -> None:
+    """The user says so: the older one's commits are refused from then on; no other job's directory is taken that way."""
+    with other(tmp_path, "1", 0, "0") as process:
+        assert line_of(process) == "1"
+        with pytest.raises(HeldByOther):
+            take_epoch(tmp_path, "2", 0, "0", continues="3")
+        assert take_epoch(tmp_path, "2", 0, "0", lambda _: pytest.fail("nobody is to be asked"), continues="1").epoch == 2
+        assert not check_epoch(tmp_path, 1)
+        assert process.poll() is None
+
+
 def test_of_many_starts_at_once_one_holds(tmp_path: Path) -> None:
     """Two jobs that start in the same instant on one directory: one gets it, the other is told who has it."""
     for _ in range(5):
@@ -119,6 +192,26 @@ def test_no_epoch_is_given_twice_to_attempts_that_race(tmp_path: Path) -> None:
             assert taken
             assert len(set(taken)) == len(taken)
             assert [check_epoch(tmp_path, epoch) for epoch in taken].count(True) == 1
+
+
+@pytest.mark.parametrize("job", ["77", "another"])
+def test_an_older_holder_that_comes_back_to_the_disk_does_not_hold_it(tmp_path: Path, job: str) -> None:
+    """By a slow start that writes its word after a later one has, or by a file system (field case 105): never two holders."""
+    first = take_epoch(tmp_path, "77", 0, "0")
+    word = (tmp_path / "attempt").read_bytes()
+    second = take_epoch(tmp_path, job, 1, "0", continues="77")
+    (tmp_path / "attempt").write_bytes(word)
+    assert [check_epoch(tmp_path, holder.epoch) for holder in (first, second)] == [False, True]
+
+
+def test_a_start_that_is_not_through_yet_takes_nothing_away(tmp_path: Path) -> None:
+    """Its mark is there, and it may still be refused: the holder goes on; also when somebody has tidied all marks away."""
+    first = take_epoch(tmp_path, "77", 0, "0")
+    (tmp_path / ".attempt-000000002").symlink_to("{}")
+    assert check_epoch(tmp_path, first.epoch)
+    for mark in tmp_path.glob(".attempt-*"):
+        mark.unlink()
+    assert check_epoch(tmp_path, first.epoch)
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"{}", b"[" * 100_000, b'{"epoch": "seven"}'])

@@ -10,30 +10,38 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import threading
 from pathlib import Path
 
 import msgspec
 
-from ckpt_supervisor.store.durable import delete, move_aside, sync_directory, sync_file, write_file
-from ckpt_supervisor.store.fence import Holder, check_epoch, read_holder
+from ckpt_supervisor.store.durable import delete, move_aside, move_out, sync_directory, sync_file, write_file
+from ckpt_supervisor.store.fence import Holder, check_epoch, describe_holder, read_holder
 from ckpt_supervisor.store.layout import (
     LATEST,
+    LATEST_BYTES_MAX,
     LATEST_NEW,
     MANIFEST,
     damaged_name,
+    parse_claim,
     parse_partial,
+    parse_step,
     partial_name,
     step_name,
     trash_name,
 )
-from ckpt_supervisor.store.look import list_tree
+from ckpt_supervisor.store.look import NOT_THERE, NotRegular, Patience, list_names, list_tree, open_regular, read_up_to
 from ckpt_supervisor.store.manifest import Manifest, encode_manifest
 from ckpt_supervisor.store.scan import Candidate
 from ckpt_supervisor.store.verdict import Verdict
 from ckpt_supervisor.store.verify import Expected, check_files, verify_checkpoint
 
-RACES_MAX = 3
-"""How often somebody else may take the name between our look and our rename before we give up."""
+RACE_PAUSES_MS = (0, 10, 500)
+"""Pauses before each try: somebody else may take the name between our look and our rename, and a name that another node
+has made may be seen late."""
+
+NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
+"""What symlink(2) says on a file system that has none: EPERM by its manual page, ENOTSUP of CIFS, ENOSYS of FUSE."""
 
 
 class Committed(msgspec.Struct, frozen=True):
@@ -56,7 +64,7 @@ class AlreadyThere(msgspec.Struct, frozen=True):
 
 
 class Fenced(msgspec.Struct, frozen=True):
-    """Somebody else holds the directory now; nothing was changed."""
+    """Somebody else holds the directory now; nothing was changed. None: the name of whoever that is cannot be read."""
 
     holder: Holder | None
 
@@ -83,9 +91,9 @@ def discard(root: str | os.PathLike[str], partial: str | os.PathLike[str]) -> st
     named = parse_partial(Path(partial).name)
     if named is None:
         return f"{Path(partial).name} is not a partial checkpoint"
-    step, epoch, _ = named
+    going = Path(root) / Path(partial).name
     try:
-        delete(move_aside(Path(root) / Path(partial).name, Path(root), functools.partial(trash_name, step, epoch)))
+        delete(move_out(going, Path(root), functools.partial(trash_name, named[0], 0)))  # 0: it was no checkpoint (trash.py)
     except FileNotFoundError:
         return ""
     except OSError as error:
@@ -105,28 +113,38 @@ def commit(root: str | os.PathLike[str], partial: str | os.PathLike[str], manife
     except ValueError as error:
         return CommitFailed("EINVAL", f"the manifest would not be readable: {error}")
     try:
-        for _ in range(RACES_MAX):
+        for pause_ms in RACE_PAUSES_MS:
+            threading.Event().wait(pause_ms / 1000)
             outcome = _commit_once(directory, source, manifest, data, sync_files)
             if outcome is not None:
                 return outcome
     except OSError as error:
         return CommitFailed(errno.errorcode.get(error.errno or 0, "EIO"), str(error))
-    return CommitFailed("EEXIST", f"{step_name(manifest.step)} was taken by somebody else {RACES_MAX} times")
+    return CommitFailed("EEXIST", f"{step_name(manifest.step)} was taken by somebody else {len(RACE_PAUSES_MS)} times")
 
 
 def point_latest(root: str | os.PathLike[str], name: str) -> str:
     """Make DIR/latest name this checkpoint, in one step; what went wrong, "" if nothing.
 
-    A file system may have no links, so a failure here is never one of the commit.
+    Nothing is decided by it, so a failure here is never one of the commit (field case 102). A file of that name that the store
+    has not written is somebody's own pointer, DeepSpeed's for one, and stays.
     """
-    fresh = Path(root) / LATEST_NEW
     try:
-        fresh.unlink(missing_ok=True)
-        fresh.symlink_to(name)
-        fresh.rename(Path(root) / LATEST)
+        if _is_somebodys(Path(root) / LATEST):
+            return f"{LATEST} is a file that the store has not written, and is left alone"
     except OSError as error:
         return str(error)
-    return ""
+    problem = ""
+    for _ in RACE_PAUSES_MS:
+        try:
+            _replace_latest(Path(root), name)
+        except (FileExistsError, FileNotFoundError) as error:  # another process does the same now (field case 96)
+            problem = str(error)
+        except OSError as error:
+            return str(error)
+        else:
+            return ""
+    return problem
 
 
 def promote(root: str | os.PathLike[str], candidate: Candidate, epoch: int, threads: int = 2) -> str:
@@ -141,7 +159,7 @@ def promote(root: str | os.PathLike[str], candidate: Candidate, epoch: int, thre
     wanted = [Expected(file.path, file.bytes, file.xxh3_128, file.rank) for file in manifest.files]
     report, entries = check_files(candidate.path, wanted, "full", threads)
     if report.verdict is not Verdict.INTACT:
-        return report.reason
+        return f"{report.verdict.value}: {report.reason}"
     fresh = Path(root) / trash_name(manifest.step, epoch, os.getpid())
     try:
         if not check_epoch(root, epoch):
@@ -154,15 +172,46 @@ def promote(root: str | os.PathLike[str], candidate: Candidate, epoch: int, thre
     return ""
 
 
+def _replace_latest(directory: Path, name: str) -> None:
+    """A link; a file that holds the name where the file system has no links (field case 113)."""
+    fresh = directory / LATEST_NEW
+    fresh.unlink(missing_ok=True)
+    try:
+        fresh.symlink_to(name)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        write_file(fresh, name.encode() + b"\n", exclusive=True)
+    fresh.rename(directory / LATEST)
+
+
+def _is_somebodys(path: Path) -> bool:
+    """Whether this is a file with something else in it than a checkpoint's name. Raises OSError."""
+    try:
+        fd = open_regular(path)
+    except NotRegular:
+        return False  # A link, as a rule; a directory is not replaced by a rename.
+    except OSError as error:
+        if error.errno in NOT_THERE:
+            return False
+        raise
+    try:
+        text = read_up_to(fd, LATEST_BYTES_MAX).strip(b"\0 \n")
+    finally:
+        os.close(fd)
+    return text != b"" and parse_step(os.fsdecode(text)) is None
+
+
 def _commit_once(directory: Path, source: Path, manifest: Manifest, data: bytes, sync_files: bool) -> Outcome | None:
     """One try; None if the name was taken under our hands."""
     target = directory / step_name(manifest.step)
     if not check_epoch(directory, manifest.epoch):
-        return Fenced(read_holder(directory))
-    is_taken = os.path.lexists(target)
+        return _not_ours(directory)
+    is_taken = _is_there(target)
     if is_taken:
         report = verify_checkpoint(target)
         if report.verdict is Verdict.INTACT:
+            sync_directory(directory)  # whoever renamed it may have failed, or died, before this
             return AlreadyThere(target, discard(directory, source))
         if report.verdict is Verdict.UNKNOWN:  # it may be whole: neither replaced nor taken for whole
             return CommitFailed("EIO", f"{target.name} exists and cannot be looked at: {report.reason}")
@@ -173,16 +222,52 @@ def _commit_once(directory: Path, source: Path, manifest: Manifest, data: bytes,
 
 
 def _take_name(directory: Path, source: Path, target: Path, manifest: Manifest, replaces: bool) -> Outcome | None:
-    """The instant of the commit. A damaged one is moved aside first: a crash in between loses nothing good."""
+    """The instant of the commit.
+
+    A damaged one is moved aside first, and that is on the disk before its name is taken: of two renames that a power
+    cut splits the later one alone would otherwise bury it.
+    """
     if not check_epoch(directory, manifest.epoch):
-        return Fenced(read_holder(directory))
+        return _not_ours(directory)
     put_aside = None
     if replaces:
         put_aside = move_aside(target, directory, functools.partial(damaged_name, manifest.step, manifest.epoch))
+        sync_directory(directory)
     if not _rename_unless_taken(source, target):
         return None
     sync_directory(directory)
     return Committed(target, put_aside, point_latest(directory, target.name))
+
+
+def why_not_ours(root: str | os.PathLike[str]) -> str:
+    """Why this run may commit nothing any more, in words."""
+    try:
+        outcome = _not_ours(Path(root))
+    except OSError as error:
+        return str(error)
+    if isinstance(outcome, CommitFailed):
+        return outcome.reason
+    holder = outcome.holder if isinstance(outcome, Fenced) else None
+    return "another run owns the directory now" + ("" if holder is None else f" ({describe_holder(holder)})")
+
+
+def _not_ours(directory: Path) -> Outcome:
+    """Who holds the directory instead. Nobody at all: it was removed, or emptied, and whoever wrote last has made it anew."""
+    holder = read_holder(directory)
+    if holder is None and not any(parse_claim(name) is not None for name in list_names(directory)):
+        return CommitFailed("ENOENT", f"{directory} was removed or emptied while this run was using it")
+    return Fenced(holder)
+
+
+def _is_there(path: Path) -> bool:
+    """Unlike os.path.lexists, which takes every error for "not there" (field case 111). Raises OSError."""
+    try:
+        Patience().look(lambda: os.lstat(path))
+    except OSError as error:
+        if error.errno in NOT_THERE:
+            return False
+        raise
+    return True
 
 
 def _rename_unless_taken(source: Path, target: Path) -> bool:
@@ -198,7 +283,7 @@ def _rename_unless_taken(source: Path, target: Path) -> bool:
 
 def _seal(source: Path, manifest: Manifest, data: bytes, sync_files: bool) -> str:
     """Put files, manifest and directories on the disk. The name of a file that is not as it was checked, "" if none."""
-    tree = list_tree(source, skip=MANIFEST)
+    tree = Patience().look(lambda: list_tree(source, skip=MANIFEST))
     sizes = {file.path: file.bytes for file in manifest.files}
     changed = [path for path, _ in tree.refused]
     changed += sorted(path for path in {*sizes, *tree.files} if sizes.get(path) != tree.files.get(path))

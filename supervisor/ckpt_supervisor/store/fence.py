@@ -1,6 +1,7 @@
 """Who may commit to a checkpoint directory: one holder at a time, each with an epoch of its own.
 
-Owns DIR/attempt and the marks DIR/.attempt-<epoch>. Must not ask Slurm. After a node failure the old coordinator may
+Owns DIR/attempt and the marks DIR/.attempt-<epoch>. Must not ask Slurm: of a holder whose process cannot be seen from
+here somebody else is asked (`Ask`). After a node failure the old coordinator may
 still run somewhere while the next attempt has started: it finds a higher epoch on the disk and its commits are refused.
 
 Epochs are never given twice, without locks, which many network file systems lack: an epoch is taken by creating its
@@ -8,14 +9,18 @@ mark, which fails if it is there. A mark is removed only by the holder of a high
 Of two starts at the same moment the one with the lower mark goes first, and the other judges that mark like a holder.
 
 A mark is a symbolic link whose target is the holder's JSON and points nowhere, as Emacs does for its locks: one system
-call makes it, whole or not at all. A file (where there are no links) can be found empty, if its maker died in between.
+call makes it, whole or not at all. A file (where there are no links) can be found empty, if its maker died in between; on a
+full disk it stays empty: it takes the epoch, and DIR/attempt, which is overwritten in place there, says whose that is.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -30,11 +35,14 @@ CLAIM_WAIT_MS = 20
 CLAIM_WAITS_MAX = 10
 """How long an empty mark, which only a file can be, is given to be filled."""
 
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+
 
 class Holder(msgspec.Struct, frozen=True):
     """The coordinator that holds a directory.
 
-    `pid_started` is in clock ticks after boot (proc(5)): pids are used again.
+    `pid_started` is in clock ticks after boot (proc(5)): pids are used again. `pid_namespace` is the inode of the
+    namespace that the pid is of, 0 if not known: a container's pids say nothing outside of it.
     """
 
     epoch: int
@@ -44,71 +52,96 @@ class Holder(msgspec.Struct, frozen=True):
     host: str
     pid: int
     pid_started: int
+    pid_namespace: int = 0
+
+
+Ask = Callable[[Holder], str]
+"""Why a holder that is no live process here holds the directory all the same, or may; "" if it does not."""
 
 
 class HeldByOther(Exception):
-    """Another job, or another step, is using this directory and is alive."""
+    """Another job, or another step, is using this directory and is alive, or may be (`why`)."""
 
-    def __init__(self, holder: Holder) -> None:
-        step = f" step {holder.step_id}" if holder.step_id else ""
-        who = f"job {holder.job}{step} (attempt {holder.attempt}), process {holder.pid} on {holder.host}"
-        super().__init__(f"in use by {who}")
+    def __init__(self, holder: Holder, why: str = "") -> None:
+        super().__init__(f"in use by {describe_holder(holder)}" + (f": {why}" if why else ""))
         self.holder = holder
 
 
-def take_epoch(root: str | os.PathLike[str], job: str, attempt: int, step_id: str) -> Holder:
-    """Become the holder of this directory. Raises HeldByOther, or OSError."""
+def describe_holder(holder: Holder) -> str:
+    """A holder's name for people."""
+    step = f" step {holder.step_id}" if holder.step_id else ""
+    return f"job {holder.job}{step} (attempt {holder.attempt}), process {holder.pid} on {holder.host}"
+
+
+def take_epoch(
+    root: str | os.PathLike[str], job: str, attempt: int, step_id: str, ask: Ask | None = None, continues: str = ""
+) -> Holder:
+    """Become the holder of this directory. Raises HeldByOther, or OSError.
+
+    `ask` judges holders that cannot be judged from here; without it they count as gone. The job `continues` is fenced off
+    even if it is alive.
+    """
     directory = Path(root)
-    _refuse_if_held(read_holder(directory), job, attempt)
-    pid, host = os.getpid(), os.uname().nodename
-    started = started_at(pid)
-    mine = Holder(_highest_epoch(directory), job, attempt, step_id, host, pid, -1 if started is None else started)
-    mine = _claim(directory, mine)
+    mine = _myself(job, attempt, step_id)
+    _refuse_if_held(read_holder(directory), mine, ask, continues)
+    mine = _claim(directory, msgspec.structs.replace(mine, epoch=_highest_epoch(directory)))
     try:
         for epoch in sorted(_claims(directory)):
             if epoch < mine.epoch:
-                _refuse_if_held(_claimant(directory, epoch), job, attempt)
-        _refuse_if_held(read_holder(directory), job, attempt)
-    except HeldByOther:
-        _remove_claim(directory, mine.epoch)
+                _refuse_if_held(_claimant(directory, epoch), mine, ask, continues)
+        _refuse_if_held(read_holder(directory), mine, ask, continues)
+    except (HeldByOther, OSError):
+        with contextlib.suppress(OSError):  # A start that has failed holds nothing; what went wrong first is what is told.
+            _remove_claim(directory, mine.epoch)
         raise
-    fresh = directory / f"{claim_name(mine.epoch)}.new"
-    try:
-        write_file(fresh, msgspec.json.encode(mine) + b"\n")
-        fresh.rename(directory / ATTEMPT)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        # A full disk must not keep a requeued job from starting: without DIR/attempt the highest mark decides (check_epoch).
-        fresh.unlink(missing_ok=True)
-        (directory / ATTEMPT).unlink(missing_ok=True)
-    for epoch in _claims(directory):
-        if epoch < mine.epoch:
-            _remove_claim(directory, epoch)
-    sync_directory(directory)
+    if _write_holder(directory, mine):
+        _tidy(directory, mine.epoch)
+    # A failed sync refuses no start: who looks sees the mark, and each commit syncs the directory again before it counts.
+    # All that a power cut can take is a start under which nothing was committed, and its epoch may then name another one.
+    with contextlib.suppress(OSError):
+        sync_directory(directory)
     return mine
 
 
 def read_holder(root: str | os.PathLike[str]) -> Holder | None:
     """The holder on the disk; None if there is none or what is there is not readable as one. Raises OSError."""
-    return _read(Path(root) / ATTEMPT)
+    return Patience().look(lambda: _read(Path(root) / ATTEMPT))
 
 
 def check_epoch(root: str | os.PathLike[str], epoch: int) -> bool:
     """Whether this epoch still holds the directory. Raises OSError when the disk cannot be looked at.
 
     With DIR/attempt gone (somebody tidied up) the highest mark decides: nobody else has started since, or it would be
-    back.
+    back. So it does when an older one has come back: a network file system may do that (field case 105), and a slow start
+    that writes its own after a later one has. The older one knows by its mark, which the later one has removed.
     """
-    holder = Patience().look(lambda: read_holder(root))
-    if holder is not None:
-        return holder.epoch == epoch
-    return max(_claims(Path(root)), default=-1) == epoch
+    holder = read_holder(root)
+    if holder is not None and holder.epoch > epoch:
+        return False
+    marks = _claims(Path(root))
+    is_highest = max(marks, default=-1) <= epoch
+    if holder is not None and holder.epoch == epoch:
+        return is_highest or epoch in marks
+    return is_highest and epoch in marks
 
 
 def is_alive(holder: Holder) -> bool:
-    """Whether this holder is a live process of this host. Of another host nothing can be said: not alive."""
-    return holder.host == os.uname().nodename and started_at(holder.pid) == holder.pid_started
+    """Whether this holder is a live process that can be seen from here. Of another host nothing can be said: not alive."""
+    return can_be_seen(holder) and started_at(holder.pid) == holder.pid_started
+
+
+def can_be_seen(holder: Holder) -> bool:
+    """Whether /proc here tells of this holder: the same host, and the same pid namespace as far as that is known."""
+    ours = pid_namespace()
+    return holder.host == os.uname().nodename and (0 in (ours, holder.pid_namespace) or holder.pid_namespace == ours)
+
+
+def pid_namespace() -> int:
+    """The inode of this process's pid namespace (pid_namespaces(7)), 0 if it cannot be told."""
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        return 0
 
 
 def started_at(pid: int) -> int | None:
@@ -122,12 +155,27 @@ def started_at(pid: int) -> int | None:
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
-def _refuse_if_held(holder: Holder | None, job: str, attempt: int) -> None:
+def _myself(job: str, attempt: int, step_id: str) -> Holder:
+    pid = os.getpid()
+    started = started_at(pid)
+    return Holder(0, job, attempt, step_id, os.uname().nodename, pid, -1 if started is None else started, pid_namespace())
+
+
+def _refuse_if_held(holder: Holder | None, mine: Holder, ask: Ask | None, continues: str) -> None:
     """An earlier attempt of the same job is on its way out (Slurm ended it): it is fenced off, not waited for."""
-    if holder is None or holder.pid == os.getpid() or not is_alive(holder):
+    if holder is None or (holder.host, holder.pid, holder.pid_started) == (mine.host, mine.pid, mine.pid_started):
         return
-    if holder.job != job or holder.attempt >= attempt:
+    is_same_job = holder.job == mine.job
+    if (is_same_job and holder.attempt < mine.attempt) or (continues and holder.job == continues):
+        return
+    if is_alive(holder):
         raise HeldByOther(holder)
+    if is_same_job and (holder.attempt, holder.step_id) == (mine.attempt, mine.step_id):
+        return  # The same srun, and it has one task 0: that one is gone.
+    # Another job may come back although its process is gone from here: it has been requeued. A step does not.
+    why = ask(holder) if ask is not None and not (is_same_job and can_be_seen(holder)) else ""
+    if why:
+        raise HeldByOther(holder, why)
 
 
 def _claim(directory: Path, mine: Holder) -> Holder:
@@ -138,7 +186,12 @@ def _claim(directory: Path, mine: Holder) -> Holder:
             _make_mark(directory / claim_name(epoch), claimed)
         except FileExistsError:
             continue
-        holder = read_holder(directory)
+        try:
+            holder = read_holder(directory)
+        except OSError:
+            with contextlib.suppress(OSError):
+                _remove_claim(directory, epoch)
+            raise
         if holder is None or holder.epoch < epoch:
             return claimed
         _remove_claim(directory, epoch)  # a slow start: others have come and gone since we looked
@@ -146,25 +199,116 @@ def _claim(directory: Path, mine: Holder) -> Holder:
 
 
 def _make_mark(path: Path, holder: Holder) -> None:
-    """Raises FileExistsError if it is there, OSError if neither a link nor a file can be made."""
+    """Raises FileExistsError if it is there, OSError if neither a link nor a file can be made.
+
+    On a full disk a file is left empty. It takes the epoch all the same, and only the file that this call has made counts:
+    who cannot make one, not even empty, has no epoch.
+    """
     data = msgspec.json.encode(holder)
     try:
         path.symlink_to(data.decode())
     except FileExistsError:
         raise
     except OSError:  # no links on this file system, or the target is longer than its limit
-        write_file(path, data, exclusive=True)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            try:
+                _fill(fd, data)
+            finally:
+                os.close(fd)  # NFS tells of a full disk only here.
+        except OSError as error:
+            if error.errno not in _NO_SPACE:
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+                raise
+
+
+def _fill(fd: int, data: bytes) -> None:
+    """Write this over what the file begins with, which is where it was opened. Raises OSError."""
+    left = memoryview(data)
+    while left:
+        left = left[os.write(fd, left) :]
+    os.fsync(fd)
+
+
+def _write_holder(directory: Path, mine: Holder) -> bool:
+    """Put the holder's word into DIR/attempt. False if the disk is so full that there is none now. Raises OSError.
+
+    Written whole under a name of its own and renamed; tried again, since every try writes everything anew.
+    """
+    fresh = directory / f"{claim_name(mine.epoch)}.new"
+    data = msgspec.json.encode(mine) + b"\n"
+
+    def renamed() -> None:
+        write_file(fresh, data)
+        fresh.rename(directory / ATTEMPT)
+
+    try:
+        Patience().look(renamed)
+        return True
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise
+    # A full disk must not keep a requeued job from starting: the sweep of old partials, which frees space, comes after this.
+    with contextlib.suppress(OSError):
+        fresh.unlink(missing_ok=True)
+    if _overwritten(directory / ATTEMPT, data):
+        return True
+    # Without DIR/attempt the highest mark decides (check_epoch); the lower ones stay, or a slow start could take theirs again.
+    Patience().look(lambda: (directory / ATTEMPT).unlink(missing_ok=True))
+    return False
+
+
+def _overwritten(path: Path, data: bytes) -> bool:
+    """Whether an older holder's file could be written over: its block is there. Cut in between it is nobody's: marks decide."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        try:
+            seen = os.fstat(fd)
+            if not stat.S_ISREG(seen.st_mode) or seen.st_size > HOLDER_BYTES_MAX:
+                return False
+            _fill(fd, data.ljust(seen.st_size))  # Blanks over the rest of a longer one: JSON may end in them.
+        finally:
+            os.close(fd)
+    except OSError:
+        return False
+    return True
+
+
+def _tidy(directory: Path, epoch: int) -> None:
+    """Remove what lower epochs have left. What cannot be removed is left to the next start: DIR/attempt says who holds."""
+    patience = Patience()
+    try:
+        lower = [older for older in _left_by(directory) if older < epoch]
+    except OSError:
+        return
+    for older in lower:
+        with contextlib.suppress(OSError):
+            patience.look(lambda older=older: _remove_claim(directory, older))  # type: ignore[misc]
 
 
 def _highest_epoch(directory: Path) -> int:
     """The highest epoch that any name in this directory, or its holder, tells of."""
     holder = read_holder(directory)
-    partials = (parts[1] for parts in map(parse_partial, list_names(directory)) if parts is not None)
-    return max((holder.epoch if holder is not None else 0, *_claims(directory), *partials))
+    partials = (parts[1] for parts in map(parse_partial, _names(directory)) if parts is not None)
+    return max((holder.epoch if holder is not None else 0, *_left_by(directory), *partials))
+
+
+def _names(directory: Path) -> list[str]:
+    return Patience().look(lambda: list_names(directory))
 
 
 def _claims(directory: Path) -> list[int]:
-    return [epoch for epoch in map(parse_claim, list_names(directory)) if epoch is not None]
+    return [epoch for epoch in map(parse_claim, _names(directory)) if epoch is not None]
+
+
+def _left_by(directory: Path) -> set[int]:
+    """Epochs of marks, and of starts that died while they wrote DIR/attempt: a power cut may have taken the mark alone."""
+    names = (parse_claim(name.removesuffix(".new")) for name in _names(directory))
+    return {epoch for epoch in names if epoch is not None}
 
 
 def _claimant(directory: Path, epoch: int) -> Holder | None:
@@ -181,15 +325,18 @@ def _claimant(directory: Path, epoch: int) -> Holder | None:
 
 def _read_mark(path: Path) -> Holder | None:
     try:
-        return _decoded(os.fsencode(path.readlink()))
-    except FileNotFoundError:
-        return None
-    except OSError:  # EINVAL: not a link
-        return _read(path)
+        return _decoded(os.fsencode(Patience().look(path.readlink)))
+    except OSError as error:
+        if error.errno in NOT_THERE:
+            return None
+        if error.errno != errno.EINVAL:  # That it is no link. Of anything else nobody may conclude that there is no holder.
+            raise
+    return Patience().look(lambda: _read(path))
 
 
 def _remove_claim(directory: Path, epoch: int) -> None:
-    for name in (claim_name(epoch), f"{claim_name(epoch)}.new"):
+    # The mark last: by it the other one is found, if this process dies in between.
+    for name in (f"{claim_name(epoch)}.new", claim_name(epoch)):
         (directory / name).unlink(missing_ok=True)
 
 

@@ -12,6 +12,9 @@ import re
 MANIFEST = "manifest.json"
 LATEST = "latest"
 LATEST_NEW = ".latest-new"
+LATEST_BYTES_MAX = 4096
+"""Most that is read of a DIR/latest that is a file, as on file systems without links."""
+
 ATTEMPT = "attempt"
 JOURNAL = "journal"
 
@@ -22,6 +25,7 @@ NUMBER_MAX = 10**18 - 1
 
 _STEP = re.compile(r"step-([0-9]{9,18})")
 _HIDDEN = re.compile(r"\.(partial|trash|damaged)-step-([0-9]{9,18})-([0-9]{1,18})-([0-9]{1,18})")
+_KEEP = re.compile(r"\.keep-(step-[0-9]{9,18})")
 _CLAIM = re.compile(r"\.attempt-([0-9]{9,18})")
 
 
@@ -50,7 +54,10 @@ def parse_partial(name: str) -> tuple[int, int, int] | None:
 
 
 def trash_name(step: int, epoch: int, k: int) -> str:
-    """Name of something that is about to be deleted, so that a crash in between leaves no half under its own name."""
+    """Name of something that is about to be deleted, so that a crash in between leaves no half under its own name.
+
+    `epoch` is that of the checkpoint's manifest, 0 for what never was one (see trash.py).
+    """
     return _hidden_name("trash", step, epoch, k)
 
 
@@ -67,6 +74,17 @@ def damaged_name(step: int, epoch: int, k: int) -> str:
 def parse_damaged(name: str) -> tuple[int, int, int] | None:
     """(step, epoch, k) of one put aside, None if this is not one that we write."""
     return _parse_hidden("damaged", name)
+
+
+def keep_name(step: int) -> str:
+    """Name of the mark by which a person protects a checkpoint from being pruned: `.keep-step-000001200`."""
+    return f".keep-{step_name(step)}"
+
+
+def parse_keep(name: str) -> int | None:
+    """The step of such a mark, None if this is not one that we write."""
+    match = _KEEP.fullmatch(name)
+    return None if match is None else parse_step(match[1])
 
 
 def claim_name(epoch: int) -> str:

@@ -24,8 +24,8 @@ T = TypeVar("T")
 NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR})
 """The only answers that mean "this does not exist"."""
 
-_DEFINITE = NOT_THERE | {errno.ELOOP, errno.ENAMETOOLONG, errno.EISDIR}
-"""Looking again does not change these. ELOOP is what O_NOFOLLOW says to a link."""
+_DEFINITE = NOT_THERE | {errno.ELOOP, errno.ENAMETOOLONG, errno.EISDIR, errno.EINVAL}
+"""Looking again does not change these. ELOOP is what O_NOFOLLOW says to a link, EINVAL readlink(2) to what is none."""
 
 PAUSES_MS = (50, 250)
 """Pauses between the tries of one look: three tries in all."""
@@ -129,7 +129,7 @@ def list_names(directory: str | os.PathLike[str]) -> list[str]:
     return names
 
 
-def list_tree(directory: str | os.PathLike[str], skip: str) -> Tree:
+def list_tree(directory: str | os.PathLike[str], skip: str, files_max: int = TREE_FILES_MAX) -> Tree:
     """Everything below a directory but the top-level name `skip`. Raises OSError if any part cannot be listed."""
     tree = Tree()
     waiting = [""]
@@ -149,8 +149,8 @@ def list_tree(directory: str | os.PathLike[str], skip: str) -> Tree:
                 tree.files[path] = size
             else:
                 tree.refused.append((path, f"is {kind_of(mode)}"))
-            if len(tree.files) + len(tree.refused) + len(waiting) > TREE_FILES_MAX:
-                tree.refused.append(("", f"holds more than {TREE_FILES_MAX} files"))
+            if len(tree.files) + len(tree.refused) + len(tree.directories) + len(waiting) > files_max:
+                tree.refused.append(("", f"holds more than {files_max} files and directories"))
                 return tree
     return tree
 
