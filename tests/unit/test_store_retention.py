@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -18,27 +19,32 @@ from ckpt_supervisor.store import (
     check_files,
     commit,
     free_bytes,
+    kept_steps,
     make_partial,
     partial_name,
     remove,
     scan,
+    set_kept,
     step_name,
     sweep,
     take_epoch,
+    to_make_room,
     to_prune,
     trash_name,
 )
 from hypothesis import given
 from hypothesis import strategies as st
 
+WORDS = {"f": "full", "s": "structure", "n": "narrow", "d": "damaged", "u": "unreadable"}
+
 
 def candidate(step: int, kind: str = "full") -> Candidate:
-    """A candidate of this kind: full, structure, damaged (with a manifest) or unreadable (without)."""
+    """A candidate of this kind: full, structure, narrow (rank 0 of two), damaged (with a manifest) or unreadable (without)."""
     path = Path("/ckpt") / step_name(step)
     verified: Mode = "structure" if kind == "structure" else "full"
     manifest = Manifest(
-        step=step, world_size=1, ranks=(0,), job="1", attempt=0, epoch=1, cause="test", created_at="",
-        verified=verified, files=(FileEntry("f", 1, "0" * 32, 0),),
+        step=step, world_size=2 if kind == "narrow" else 1, ranks=(0,), job="1", attempt=0, epoch=1, cause="test", created_at="",
+        verified=verified, files=(FileEntry("f", 100, "0" * 32, 0),),
     )  # fmt: skip
     if kind == "unreadable":
         return Candidate(step, path, None, Finding(Verdict.UNKNOWN, "", None, "EIO"))
@@ -65,30 +71,100 @@ def candidate(step: int, kind: str = "full") -> Candidate:
         ("dff", 1, (), (2,)),
         ("fud", 1, (), ()),
         ("ffuudd", 2, (), ()),
+        ("nnn", 1, (), (2, 1)),
+        ("fnn", 1, (), (2,)),
+        ("ffnn", 1, (), (3, 1)),
+        ("nff", 2, (), (1,)),
+        ("nnf", 1, (), (2, 1)),
+        ("fnnn", 2, (), (2,)),
     ],
 )
 def test_what_is_pruned(kinds: str, keep: int, protected: tuple[int, ...], going: tuple[int, ...]) -> None:
-    """The table of kinds (oldest first: full, structure, damaged, unreadable) and what goes of them."""
-    words = {"f": "full", "s": "structure", "d": "damaged", "u": "unreadable"}
-    candidates = [candidate(step, words[kind]) for step, kind in enumerate(kinds, 1)]
+    """The table of kinds (oldest first: full, structure, narrow, damaged, unreadable) and what goes of them (field case 88)."""
+    candidates = [candidate(step, WORDS[kind]) for step, kind in enumerate(kinds, 1)]
     assert tuple(one.step for one in to_prune(candidates, keep, protected)) == going
 
 
+@pytest.mark.parametrize(
+    ("steps", "keep", "every", "going"),
+    [
+        ((100, 200, 300, 400, 500), 2, 0, (300, 200, 100)),
+        ((100, 200, 300, 400, 500), 2, 200, (100,)),
+        ((100, 200, 300, 400, 500), 1, 250, (300, 200, 100)),
+        ((1000, 2000, 3000), 1, 1000, ()),
+        ((1000, 1100, 1200, 2000, 2100), 1, 1000, (1200, 1100)),
+        ((999, 1000, 1001), 1, 1000, (999,)),
+    ],
+)
+def test_milestones_stay_and_do_not_count(steps: tuple[int, ...], keep: int, every: int, going: tuple[int, ...]) -> None:
+    """`--keep-every`: multiples of it stay beside the `keep` newest others."""
+    assert tuple(one.step for one in to_prune(map(candidate, steps), keep, (), every)) == going
+
+
 @given(
-    st.dictionaries(st.integers(0, 50), st.sampled_from(["full", "structure", "damaged", "unreadable"])),
+    st.dictionaries(st.integers(0, 50), st.sampled_from(["full", "structure", "narrow", "damaged", "unreadable"])),
     st.integers(1, 5),
     st.sets(st.integers(0, 50)),
+    st.sampled_from([0, 0, 2, 10]),
 )
-def test_the_promises_of_pruning(kinds: dict[int, str], keep: int, protected: set[int]) -> None:
-    """For any directory: at least `keep` fully verified stay, with the newest; protected and damaged ones stay."""
-    going = {one.step for one in to_prune([candidate(step, kind) for step, kind in kinds.items()], keep, protected)}
-    full = sorted((step for step, kind in kinds.items() if kind == "full"), reverse=True)
-    assert len(set(full) - going) >= min(keep, len(full))
-    assert not going & set(full[:keep])
-    assert not going & protected
+def test_the_promises_of_pruning(kinds: dict[int, str], keep: int, protected: set[int], every: int) -> None:
+    """For any directory: the `keep` newest fully verified of each kind stay, and nothing special or damaged goes."""
+    going = {one.step for one in to_prune([candidate(step, kind) for step, kind in kinds.items()], keep, protected, every)}
+    milestones = {step for step in kinds if every and step % every == 0}
+    verified = sorted((step for step, kind in kinds.items() if kind in ("full", "narrow")), reverse=True)
+    assert not going & set(verified[:1])
+    assert not going & (protected | milestones)
     assert not going & {step for step, kind in kinds.items() if kind in ("damaged", "unreadable")}
-    assert all(len(full) >= keep and step < full[keep - 1] for step in going)
-    assert all(step in going or step in protected for step in full[keep:])
+    counting = [step for step in verified if step not in milestones]
+    assert not going & set([step for step in counting if kinds[step] == "full"][:keep])
+    assert "full" in kinds.values() or not going & set(counting[:keep])
+    assert len([step for step in counting if step not in going | protected]) <= 2 * keep
+
+
+@given(
+    st.dictionaries(st.integers(0, 30), st.sampled_from(["full", "structure", "narrow", "damaged", "unreadable"])),
+    st.integers(-1, 1_000),
+    st.sets(st.integers(0, 30)),
+    st.sampled_from([0, 0, 2, 10]),
+)
+def test_the_promises_of_making_room(kinds: dict[int, str], short: int, protected: set[int], every: int) -> None:
+    """The oldest go, only if it is enough then, and never the newest fully verified one, of all ranks and of any."""
+    candidates = [candidate(step, kind) for step, kind in kinds.items()]
+    going = [one.step for one in to_make_room(candidates, short, protected, every)]
+    assert going == sorted(going)
+    assert not going or len(going) == -(-short // 100), "as many as are needed, each of 100 bytes"
+    verified = sorted((step for step, kind in kinds.items() if kind in ("full", "narrow")), reverse=True)
+    assert all(step < verified[0] for step in going)
+    assert not set(going) & set([step for step in verified if kinds[step] == "full"][:1])
+    assert not set(going) & (protected | {step for step in kinds if every and step % every == 0})
+    assert all(kinds[step] in ("full", "narrow", "structure") for step in going)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "short", "protected", "every", "going"),
+    [
+        ("fff", 100, (), 0, (1,)),
+        ("fff", 150, (), 0, (1, 2)),
+        ("fff", 201, (), 0, ()),
+        ("fff", 0, (), 0, ()),
+        ("f", 1, (), 0, ()),
+        ("ff", 1, (1,), 0, ()),
+        ("fff", 1, (1,), 0, (2,)),
+        ("fff", 1, (), 1, ()),
+        ("ffs", 1, (), 0, (1,)),
+        ("fss", 1, (), 0, ()),
+        ("sfs", 1, (), 0, (1,)),
+        ("ss", 1, (), 0, ()),
+        ("fd", 1, (), 0, ()),
+        ("dff", 1, (), 0, (2,)),
+        ("fnn", 1, (), 0, (2,)),
+        ("fn", 1, (), 0, ()),
+    ],
+)
+def test_what_goes_for_room(kinds: str, short: int, protected: tuple[int, ...], every: int, going: tuple[int, ...]) -> None:
+    """The table, oldest first as above; each has 100 bytes (field case 93)."""
+    candidates = [candidate(step, WORDS[kind]) for step, kind in enumerate(kinds, 1)]
+    assert tuple(one.step for one in to_make_room(candidates, short, protected, every)) == going
 
 
 def test_keeping_none_is_refused() -> None:
@@ -136,6 +212,95 @@ def test_removing_twice_is_no_error(tmp_path: Path) -> None:
     assert remove(one) == type(remove(one))((), ())
 
 
+def test_a_mark_protects_until_it_is_taken_back(tmp_path: Path) -> None:
+    """`ckptctl keep`: an empty file beside the checkpoint; twice is once; of a step that is not there it is refused."""
+    epoch = take_epoch(tmp_path, "1", 0, "0").epoch
+    for step in (5, 6, 7):
+        committed(tmp_path, step, epoch)
+    assert kept_steps(tmp_path / "nowhere") == frozenset()
+    assert [set_kept(tmp_path, 5, on=True) for _ in range(2)] == ["", ""]
+    assert "there is no step-000000009" in set_kept(tmp_path, 9, on=True)
+    assert (tmp_path / ".keep-step-000000005").read_bytes() == b""
+    assert kept_steps(tmp_path) == {5}
+    assert [one.step for one in to_prune(scan(tmp_path), 1, kept_steps(tmp_path))] == [6]
+    assert [set_kept(tmp_path, step, on=False) for step in (5, 5, 9)] == ["", "", ""]
+    assert kept_steps(tmp_path) == frozenset()
+    assert "cannot be part of a name" in set_kept(tmp_path, -1, on=True)
+    assert set_kept(tmp_path / "nowhere", 5, on=True) != ""
+
+
+def test_a_link_in_place_of_a_mark_is_not_followed(tmp_path: Path) -> None:
+    """Whoever puts a link there protects the step and has nothing else made or removed."""
+    committed(tmp_path, 5, take_epoch(tmp_path, "1", 0, "0").epoch)
+    (tmp_path / ".keep-step-000000005").symlink_to(tmp_path / "precious")
+    assert set_kept(tmp_path, 5, on=True) == ""
+    assert not (tmp_path / "precious").exists()
+    (tmp_path / "precious").write_bytes(b"x")
+    assert set_kept(tmp_path, 5, on=False) == ""
+    assert (tmp_path / "precious").exists()
+
+
+def test_one_that_is_marked_while_it_goes_comes_back(tmp_path: Path) -> None:
+    """What was to go by an older look, and has a mark by now, stays under its name."""
+    committed(tmp_path, 5, take_epoch(tmp_path, "1", 0, "0").epoch)
+    (one,) = scan(tmp_path)
+    assert set_kept(tmp_path, 5, on=True) == ""
+    assert remove(one) == type(remove(one))((), ())
+    assert [(left.step, left.problem) for left in scan(tmp_path)] == [(5, None)]
+    assert list(tmp_path.glob(".trash-*")) == []
+
+
+def files_below(root: Path) -> int:
+    """Files that are on their way out."""
+    return sum(len(files) for path, _, files in os.walk(root) if ".trash" in path)
+
+
+def test_a_removal_asks_before_each_file(tmp_path: Path) -> None:
+    """Thousands of files are no reason to be in the way of a save for long: it can be made to wait between any two."""
+    place = committed(tmp_path, 5, take_epoch(tmp_path, "1", 0, "0").epoch)
+    (one,) = scan(tmp_path)
+    (place / "below").mkdir()
+    (place / "below" / "more").write_bytes(b"x")
+    seen: list[int] = []
+    assert remove(one, lambda: seen.append(files_below(tmp_path))).problems == ()
+    assert seen == [3, 2, 1]
+    assert scan(tmp_path) == ()
+
+
+def test_what_cannot_be_removed_does_not_keep_the_rest(tmp_path: Path) -> None:
+    """A thousand directories in each other, which Python's rmtree cannot do: told, and the sweep goes on."""
+    epoch = take_epoch(tmp_path, "1", 0, "0").epoch
+    first, second = tmp_path / trash_name(1, 1, 0), tmp_path / trash_name(2, 1, 0)
+    second.mkdir()
+    first.mkdir()
+    here = os.open(first, os.O_RDONLY)
+    for _ in range(1_200):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    try:
+        removed = sweep(tmp_path, epoch, lambda: None)
+        assert not second.exists()
+        assert removed.names == (second.name,) if removed.problems else (second.name, first.name)
+    finally:
+        subprocess.run(["rm", "-rf", str(first)], check=True)
+
+
+def test_a_link_in_place_of_rubbish_goes_and_what_it_points_to_stays(tmp_path: Path) -> None:
+    """Nothing is followed, at the top or below, also where files are removed one by one."""
+    epoch = take_epoch(tmp_path, "1", 0, "0").epoch
+    place = committed(tmp_path, 5, epoch)
+    (tmp_path / trash_name(1, 1, 0)).symlink_to(place)
+    (tmp_path / trash_name(2, 1, 0) / "below").mkdir(parents=True)
+    (tmp_path / trash_name(2, 1, 0) / "below" / "link").symlink_to(place)
+    (tmp_path / trash_name(2, 1, 0) / "link").symlink_to(place)
+    assert sweep(tmp_path, epoch, lambda: None).names == (trash_name(2, 1, 0), trash_name(1, 1, 0))
+    assert len(list(place.iterdir())) == 2
+    assert list(tmp_path.glob(".trash-*")) == []
+
+
 def test_the_sweep_takes_what_is_older_and_what_is_trash_and_nothing_else(tmp_path: Path) -> None:
     """Partial ones of this and of later epochs, damaged ones, strangers and links out stay as they are."""
     old = take_epoch(tmp_path, "1", 0, "0").epoch
@@ -173,6 +338,25 @@ def test_a_fenced_coordinator_sweeps_nothing(tmp_path: Path) -> None:
     assert removed.names == ()
     assert "another coordinator" in removed.problems[0]
     assert partial.is_dir()
+
+
+def test_a_coordinator_that_is_fenced_off_while_it_sweeps_ends_there(tmp_path: Path) -> None:
+    """It may wait long between two removals, and somebody else may have started meanwhile."""
+    old = take_epoch(tmp_path, "1", 0, "0").epoch
+    epoch = take_epoch(tmp_path, "1", 1, "0").epoch
+    names = [partial_name(step, old, 1) for step in (7, 6)]
+    for name in names:
+        (tmp_path / name).mkdir()
+    asked: list[int] = []
+
+    def pause() -> None:
+        asked.append(1)
+        if len(asked) > 1:
+            take_epoch(tmp_path, "1", 2, "0")
+
+    removed = sweep(tmp_path, epoch, pause)
+    assert (removed.names, len(removed.problems)) == ((names[0],), 1)
+    assert (tmp_path / names[1]).is_dir()
 
 
 def test_a_sweep_takes_the_partial_from_an_old_coordinator(tmp_path: Path) -> None:
