@@ -150,8 +150,8 @@ class _Waiting:
         if waited_ms >= self._options.join_timeout_ms:
             raise NotJoined(
                 f"task {self._job.task} has not found task 0's supervisor through {where} within {waited_ms // 1000} s "
-                f"({reason}): --dir has to be on a file system that all nodes of the job share, and every task has to run "
-                "ckpt-supervise; if task 0 has refused to start, its own line says why"
+                f"({reason}): --dir has to be on a file system that all nodes of the job share, and this one may be a directory "
+                "of this node's own; every task has to run ckpt-supervise; if task 0 has refused to start, its own line says why"
             )
         if waited_ms >= TELL_AFTER_MS and not self._told:
             self._told = True

@@ -51,6 +51,8 @@ class Launch:
     """The way to the coordinator, if this is another task."""
     files_max: tuple[int, int] | None = None
     """RLIMIT_NOFILE for the command, if it was raised for this process."""
+    taken_over: tuple[str, ...] = ()
+    """What is to be told of another job that held the directory."""
     started: tuple[list[str], Started] | None = None
     started_at: tuple[int, int] | None = None
     """When that was: wall clock in ns, monotonic in ms; the loop, which has a journal, begins later."""
@@ -73,6 +75,8 @@ class Launch:
             "CKPT_SUPERVISE_TAG": f"{self.job.name}.{self.job.step_id}.{self.epoch}",
         }
         blocked = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, *self.options.notice_signals, *self.options.save_signals}
+        if self.options.pass_signal is not None:
+            blocked.discard(self.options.pass_signal)  # The program's own handler is for it.
         return argv, children.start(
             argv, env, blocked=blocked, claims=self.claims, own_group=self.job.slurm is None, files_max=self.files_max
         )
@@ -82,6 +86,8 @@ def run(options: Options, env: Mapping[str, str], supervise: Callable[[Launch], 
     """Start the command and hand over to the loop; the exit status of docs/exit-codes.md."""
     job = startup.job_of(SlurmEnv.from_environ(env))
     extra = {*options.notice_signals, *options.save_signals}
+    if options.pass_signal is not None:
+        extra.add(options.pass_signal)
     with SignalInbox(extra, last=True) as inbox, contextlib.ExitStack() as stack:
         try:
             launch = _prepared(stack, options, env, job, inbox)
@@ -93,7 +99,7 @@ def run(options: Options, env: Mapping[str, str], supervise: Callable[[Launch], 
         stand = None if launch.joined is None else launch.joined.start
         if stand is not None:
             launch = launch.with_command(stand.resume_from, stand.restart)
-        elif launch.joined is None and not startup.has_checkpoints(options.dir):
+        elif launch.joined is None and not options.adopt and not startup.has_checkpoints(options.dir):
             launch = launch.with_command("", 0)
         code = supervise(launch)
         _leave_word(options, job, code, f"status {code}")
@@ -135,18 +141,27 @@ def _prepared(stack: contextlib.ExitStack, options: Options, env: Mapping[str, s
         except joining.Concluded as error:
             raise _Unfit(str(error), error.code) from error
         return Launch(options, env, job, joined.epoch, inbox, transport, children.Claims(), joined=joined)
-    from ckpt_supervisor.store import HeldByOther, take_epoch  # The other tasks need nothing of it before their command runs.
+    # The other tasks need nothing of it before their command runs.
+    from ckpt_supervisor.holding import Asking
+    from ckpt_supervisor.store import HeldByOther, take_epoch
+    from ckpt_supervisor.store.look import Patience
 
+    claims = children.Claims()
+    asking = Asking(env, claims, job.name, options.dir)
     try:
-        options.dir.mkdir(parents=True, exist_ok=True)
-        epoch = take_epoch(options.dir, job.name, job.attempt, job.step_id).epoch
+        Patience().look(lambda: options.dir.mkdir(parents=True, exist_ok=True))
+        epoch = take_epoch(options.dir, job.name, job.attempt, job.step_id, asking, options.continues).epoch
     except HeldByOther as error:
-        raise _Unfit(f"--dir {options.dir}: {error}; give each run a directory of its own") from error
+        raise _Unfit(
+            f"--dir {options.dir}: {error}; give each run a directory of its own, or say --continues {error.holder.job} if "
+            "this job takes over from that one"
+        ) from error
     except OSError as error:
         raise _Unfit(f"--dir {options.dir}: {error}") from error
     files_max = children.raise_files_max() if job.tasks > 1 else None
     hub = _hub(stack, options, job, epoch)
-    return Launch(options, env, job, epoch, inbox, transport, children.Claims(), hub=hub, files_max=files_max)
+    taken_over = tuple(asking.lines)
+    return Launch(options, env, job, epoch, inbox, transport, claims, hub=hub, files_max=files_max, taken_over=taken_over)
 
 
 def _hub(stack: contextlib.ExitStack, options: Options, job: Job, epoch: int) -> Hub | None:

@@ -27,9 +27,11 @@ from ckpt_supervisor.slurm_text import (
     find_record,
     first_words,
     no_such_job,
+    no_such_step,
     parse_config,
     parse_job,
     parse_partition_grace,
+    parse_step_state,
 )
 
 OUTPUT_BYTES_MAX = 1 << 20
@@ -185,6 +187,15 @@ class Scontrol:
             grace_ms = self.partition_grace(partition, give_up - time.monotonic())
             view = dataclasses.replace(view, grace_ms=grace_ms)
         return view
+
+    def show_step(self, step_id: str, timeout_s: float) -> str | NoView:
+        """The state of one of our job's steps. It is forgotten as soon as it is over: `definite`."""
+        ran = self._run(("show", "step", f"{self.our_id}.{step_id}"), timeout_s)
+        if isinstance(ran, NotRun):
+            return NoView(ran.reason, definite=False)
+        if ran.rc != 0:
+            return NoView(_complaint(ran), definite=no_such_job(ran.rc, ran.stderr) or no_such_step(ran.rc, ran.stdout))
+        return parse_step_state(ran.stdout) or NoView(f"scontrol printed no state of step {step_id}", definite=False)
 
     def config(self, timeout_s: float) -> SlurmConfig | None:
         """What the site has set, or None: could not look."""

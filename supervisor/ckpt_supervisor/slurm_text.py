@@ -150,6 +150,17 @@ def no_such_job(rc: int, stderr: str) -> bool:
     return rc > 0 and "Invalid job id specified" in stderr
 
 
+def no_such_step(rc: int, stdout: str) -> bool:
+    """Whether the controller said that the job has no such step, or not any more. It says so on stdout."""
+    return rc > 0 and re.match(r"Job step \S+ not found", stdout) is not None
+
+
+def parse_step_state(text: str) -> str:
+    """The state in the output of `scontrol show step JOB.STEP`, "" if there is none. Its name, which users give, comes later."""
+    match = re.match(r"StepId=\S+ [^\n]*\n   State=([A-Z_]{1,40})\b", text)
+    return match[1] if match else ""
+
+
 def classify_requeue(rc: int, stdout: str, stderr: str) -> RequeueAnswer:
     """What the end of `scontrol requeue` means (docs/slurm.md, section 2). Only two refusals are definite.
 

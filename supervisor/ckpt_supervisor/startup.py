@@ -37,11 +37,23 @@ def job_of(slurm: SlurmEnv | None) -> Job:
 
 
 def has_checkpoints(directory: Path) -> bool:
-    """Whether there is anything to look through; a cheap look that decides nothing but whether a thread is needed."""
+    """Whether there is any trace of a checkpoint; a cheap look that decides nothing but whether a thread is needed."""
     try:
-        return any(entry.name.startswith("step-") for entry in directory.iterdir())
+        traces = ("step-", ".damaged-step-", ".trash-step-")
+        return any(entry.name.startswith(traces) or entry.name == "latest" for entry in directory.iterdir())
     except OSError:
         return True
+
+
+def explicit_value(command: Sequence[str], resume_arg: str) -> str | None:
+    """What the command itself already gives the resume argument: the last value of several, None if there is none."""
+    value = None
+    for place, word in enumerate(command if resume_arg else ()):
+        if word.startswith(f"{resume_arg}="):
+            value = word.removeprefix(f"{resume_arg}=")
+        elif word == resume_arg and place + 1 < len(command) and not command[place + 1].startswith("-"):
+            value = command[place + 1]
+    return value or None
 
 
 def command_line(command: Sequence[str], resume_arg: str, path: str) -> list[str]:

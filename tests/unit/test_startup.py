@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from ckpt_supervisor.config import read_options
-from ckpt_supervisor.disk import last_failure
+from ckpt_supervisor.earlier import last_failure
 from ckpt_supervisor.errands import policy_of
 from ckpt_supervisor.launch import Launch
 from ckpt_supervisor.slurm import SlurmEnv
-from ckpt_supervisor.startup import Job, command_line, job_of, job_warnings, warnings
+from ckpt_supervisor.startup import Job, command_line, explicit_value, job_of, job_warnings, warnings
 
 PATH = "/ckpt/step-000000009"
 SRUN = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "3", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
@@ -38,7 +38,7 @@ def job_in(env: dict[str, str]) -> Job:
     ],
 )
 def test_the_path_is_appended_or_takes_the_place_of_the_users_own(command: str, expected: str) -> None:
-    """The argument is there once, in the form the user chose, and a value of the user's never wins over the newest one."""
+    """The argument is there once, in the form the user chose; whose value it is has been decided before (field case 99)."""
     assert command_line(command.split(), "--resume-from", PATH) == expected.split()
 
 
@@ -48,6 +48,26 @@ def test_nothing_is_appended_on_the_first_run() -> None:
     assert command_line(command, "--resume-from", "") == command
     assert command_line(command, "", PATH) == command
     assert command_line(command, "", "") == command
+
+
+@pytest.mark.parametrize(
+    ("command", "value"),
+    [
+        ("python t.py", None),
+        ("python t.py --resume-from old --lr 3", "old"),
+        ("python t.py --resume-from=old", "old"),
+        ("python t.py --resume-from a --resume-from=b", "b"),
+        ("python t.py --resume-from=a --resume-from b", "b"),
+        ("python t.py --resume-from", None),
+        ("python t.py --resume-from --lr 3", None),
+        ("python t.py --resume-from=", None),
+        ("python t.py --resume-from-file x", None),
+    ],
+)
+def test_the_commands_own_value_is_the_last_one_it_gives(command: str, value: str | None) -> None:
+    """As argparse reads it; a flag without a value names nothing (field case 99)."""
+    assert explicit_value(command.split(), "--resume-from") == value
+    assert explicit_value(command.split(), "") is None
 
 
 def test_a_resume_argument_of_any_form_is_taken() -> None:

@@ -1,0 +1,288 @@
+"""What the command resumes from: the newest checkpoint that is whole, and when something else than that.
+
+Owns the choice and the words for it. Must not change a checkpoint (but for marking one as read in full), nor follow `latest`, nor
+decide twice: the coordinator's choice is that of all ranks. May block for as long as a checkpoint takes to be read: it runs in a
+lane. Three things stand before the newest: the user's own explicit value, unless this very job has committed something since
+(field case 99); a checkpoint that training has failed from again and again (field case 125); and damage, which is passed over by
+name, never by starting from zero (field case 82).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from ckpt_supervisor import earlier, startup, store
+from ckpt_supervisor.config import Options
+
+LINES_MAX = 20
+"""Most checkpoints that are named as passed over."""
+
+SEEN_LATE_S = (0.1, 0.4, 1.0, 1.5)
+"""Pauses before a checkpoint that `latest` names and the listing lacks is looked for once more."""
+
+LOOK_AGAIN_S = (0.5, 1.0, 1.5)
+"""Pauses, for all checkpoints together, before one that could not be looked at is looked at once more."""
+
+Progress = Callable[[int, int], None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Resume:
+    """What the command resumes from (path "" for nothing), what to tell, and why it may not start ("" if it may)."""
+
+    path: str
+    step: int
+    lines: tuple[str, ...]
+    """What was passed over, and why."""
+    refusal: str = ""
+    damaged: frozenset[int] = frozenset()
+    """Steps that were passed over: they do not count as checkpoints to keep, and are not pruned."""
+    several: bool = False
+    """It holds files of more ranks than rank 0."""
+    notes: tuple[str, ...] = ()
+    """What was chosen."""
+    warnings: tuple[str, ...] = ()
+
+
+NOTHING = Resume("", -1, ())
+
+
+def choose(options: Options, job: str, epoch: int, progress: Progress | None) -> Resume:
+    """What to resume from, with a word for each newer one. Only damaged ones: a refusal, not a start from zero."""
+    back = _brought_back(options.dir, epoch)
+    gate = _Gate(options, job, epoch, progress)
+    value = startup.explicit_value(options.command, options.resume_arg)
+    resume = gate.told(gate.newest() if value is None else gate.explicit(value))
+    return dataclasses.replace(resume, warnings=(*back, *resume.warnings))
+
+
+def _brought_back(directory: Path, epoch: int) -> tuple[str, ...]:
+    """A whole checkpoint whose removal was cut off, and that is needed after all, has its name again before the choice."""
+    said = []
+    try:
+        going = [name for name in store.list_names(directory) if store.parse_trash(name) is not None]
+        for name in sorted(going, key=lambda name: store.parse_trash(name) or (), reverse=True):
+            if not store.check_epoch(directory, epoch):
+                break
+            fate, why = store.settled(directory, directory / name)
+            if fate == "back":
+                said.append(f"{name} {why}")
+    except OSError as error:
+        said.append(f"what was on its way out could not be looked at: {error}")
+    return tuple(said)
+
+
+class _Gate:
+    """One choice: what has been found out for it so far."""
+
+    def __init__(self, options: Options, job: str, epoch: int, progress: Progress | None) -> None:
+        self._options = options
+        self._job = job
+        self._epoch = epoch
+        self._progress = progress
+        self._starts: list[earlier.Start] = []
+        self._more = earlier.starts(options.dir, epoch)
+        self._as_named = False
+        """The command's own value is taken."""
+        self._failed: dict[int, tuple[earlier.Start, ...]] = {}
+        """Checkpoints that are passed over because training fails from them."""
+
+    # --- the two ways -------------------------------------------------------------------------------------------------
+
+    def newest(self) -> Resume:
+        """The newest intact checkpoint that training has not failed from again and again."""
+        lines: list[str] = []
+        named = self._named_by_latest(lines)
+        choice = self._look(self._is_trusted, named)
+        if choice.chosen is None and self._failed:
+            lines += [self._tried_again(step) for step in self._failed]
+            choice = self._look(lambda candidate: candidate.step in self._failed, named)
+        elif choice.chosen is not None:
+            lines += [self._fallen_back(step, choice.chosen) for step in self._failed]
+        lines += _passed_over(choice)
+        if choice.chosen is not None:
+            return self._taken(choice.chosen, choice, lines)
+        return self._nothing(choice, lines)
+
+    def explicit(self, value: str) -> Resume:
+        """What the command itself names, unless this very job has committed something since it began from there."""
+        arg = self._options.resume_arg
+        step = _step_in(self._options.dir, value)
+        own = self._look(lambda candidate: self._is_own(candidate, -1 if step is None else step) and self._is_trusted(candidate))
+        lines = _passed_over(own)
+        if own.chosen is not None:
+            lines += [self._fallen_back(failed, own.chosen) for failed in self._failed]
+            note = f"{arg} {value} gives way to {own.chosen.path.name}, which this job has committed since"
+            return dataclasses.replace(self._taken(own.chosen, own, lines), notes=(note,))
+        self._as_named = True
+        intact = " intact" if own.passed_over or self._failed else ""
+        note = f"{arg} {value} is taken as the command says, as job {self._job} has committed nothing{intact} beyond it"
+        if step is None:
+            return Resume("", -1, tuple(lines), damaged=_steps_of(own), notes=(note,))
+        choice = self._look(lambda candidate: candidate.step == step, step)
+        if choice.chosen is not None:
+            return dataclasses.replace(self._taken(choice.chosen, choice, lines), notes=(note,))
+        why = choice.reason
+        if choice.passed_over:
+            report = choice.passed_over[0][1]
+            why = f"{report.verdict.value}: {report.reason}"
+        refusal = f"{arg} names {value}, which is not intact ({why}), so nothing is started: name another one, or leave {arg} out"
+        return Resume("", -1, tuple(lines), refusal, damaged=_steps_of(choice))
+
+    # --- what is told ---------------------------------------------------------------------------------------------------
+
+    def told(self, resume: Resume) -> Resume:
+        """The same with a word on where the start before began, so that a run without progress is seen (field case 100)."""
+        before = next(self._earlier(), None)
+        if resume.refusal or (not resume.path and (before is None or before.resume_step < 0)):
+            return resume
+        what = "the attempt before" if before is None or before.epoch != self._epoch else "the start before"
+        note, warnings = f"resuming from step {resume.step}" if resume.path else "starting from scratch", resume.warnings
+        if before is not None:
+            began = f"at step {before.resume_step}" if before.resume_step >= 0 else "from scratch"
+            note += f" ({what} began {began})"
+            if resume.step <= before.resume_step and before.code != 0 and not self._as_named and not self._failed:
+                warnings = (*warnings, f"no progress since {what}: it began {began} and left nothing newer that is intact")
+        return dataclasses.replace(resume, notes=(*resume.notes, note) if resume.path else resume.notes, warnings=warnings)
+
+    def _fallen_back(self, step: int, chosen: store.Candidate) -> str:
+        return (
+            f"passed over {store.step_name(step)}: {self._failures(step)}: going on from {chosen.path.name} instead; it is left "
+            "as it is, and --resume-tries 0 has it tried again"
+        )
+
+    def _tried_again(self, step: int) -> str:
+        return f"{store.step_name(step)}: {self._failures(step)}: with no other intact one to fall back to it is tried again"
+
+    def _failures(self, step: int) -> str:
+        failed = self._failed[step]
+        why = failed[0].reason or f"status {failed[0].code}"
+        return f"training has failed {len(failed)} times in a row right after resuming from it (the last time: {why})"
+
+    # --- looking --------------------------------------------------------------------------------------------------------
+
+    def _look(self, wanted: Callable[[store.Candidate], bool], named: int | None = None) -> store.Choice:
+        search = store.Search(wanted, named, LOOK_AGAIN_S)
+        return store.newest_intact(
+            self._options.dir,
+            mode=self._options.verify_mode,
+            progress=self._progress,
+            search=search,
+            cache="fresh" if self._options.verify == "readback" else "leave",
+        )
+
+    def _named_by_latest(self, lines: list[str]) -> int | None:
+        """The step that `latest` names if the listing does not show it and it is there all the same; `latest` decides nothing."""
+        directory = self._options.dir
+        named = store.latest_step(directory)
+        if named is None or named <= max(_listed(directory), default=-1):
+            return None
+        if store.is_there_late(directory, named, SEEN_LATE_S):
+            return named
+        lines.append(f"latest names {store.step_name(named)}, which is not there, also not after {sum(SEEN_LATE_S):.0f} s")
+        return None
+
+    def _is_own(self, candidate: store.Candidate, beyond: int) -> bool:
+        return candidate.manifest is not None and candidate.manifest.job == self._job and candidate.step > beyond
+
+    def _is_trusted(self, candidate: store.Candidate) -> bool:
+        tries = self._options.resume_tries
+        failed = earlier.failed_from(self._earlier(), self._epoch, candidate.step, tries) if tries else ()
+        if failed:
+            self._failed[candidate.step] = failed
+        return not failed
+
+    def _earlier(self) -> Iterator[earlier.Start]:
+        """Earlier starts, newest first. Journals are read as far back as somebody asks, each once."""
+        place = 0
+        while True:
+            if place == len(self._starts):
+                start = next(self._more, None)
+                if start is None:
+                    return
+                self._starts.append(start)
+            yield self._starts[place]
+            place += 1
+
+    # --- what comes of it -------------------------------------------------------------------------------------------------
+
+    def _taken(self, chosen: store.Candidate, choice: store.Choice, lines: list[str]) -> Resume:
+        manifest = chosen.manifest
+        if manifest is not None and manifest.verified == "structure":
+            # It has just been read in full: from now on it counts toward --keep.
+            problem = store.promote(self._options.dir, chosen, self._epoch)
+            if problem:
+                lines.append(f"{chosen.path.name} could not be marked as fully verified: {problem}")
+        several = manifest is not None and len(manifest.ranks) > 1
+        damaged = _steps_of(choice) | (self._failed.keys() - {chosen.step})
+        path = chosen.path if manifest is None else store.resume_path(chosen.path, manifest)
+        return Resume(str(path), chosen.step, tuple(lines), damaged=frozenset(damaged), several=several)
+
+    def _nothing(self, choice: store.Choice, lines: list[str]) -> Resume:
+        """Nothing is intact: from scratch only if there is no trace of a checkpoint, or if the user says so."""
+        directory = self._options.dir
+        aside = _put_aside(directory, self._options.adopt)
+        lines += [f"put aside earlier as damaged: {name}" for name in aside[:LINES_MAX]]
+        if self._options.allow_restart_from_scratch:
+            if choice.passed_over or aside or choice.unknown:
+                lines.append("starting from scratch although nothing is intact, as --allow-restart-from-scratch says")
+            return Resume("", -1, tuple(lines), damaged=_steps_of(choice))
+        if choice.unknown:
+            why = f"{directory} cannot be looked at, so nothing is started: {choice.reason}"
+            return Resume("", -1, tuple(lines), why)
+        count = len(choice.passed_over) + len(aside)
+        if count:
+            refusal = (
+                f"{directory} holds {count} checkpoint{'s' if count > 1 else ''} and none is intact; to start from scratch all "
+                "the same, say --allow-restart-from-scratch"
+            )
+            return Resume("", -1, tuple(lines), refusal)
+        if lines:
+            lines.append(f"{directory} holds no other trace of a checkpoint: starting from scratch")
+        return Resume("", -1, tuple(lines))
+
+
+def _passed_over(choice: store.Choice) -> list[str]:
+    lines = [
+        f"passed over {candidate.path.name}: {report.verdict.value}: {report.reason}"
+        for candidate, report in choice.passed_over[:LINES_MAX]
+    ]
+    if len(choice.passed_over) > LINES_MAX:
+        lines.append(f"passed over {len(choice.passed_over) - LINES_MAX} more")
+    if choice.unknown:
+        lines.append(f"could not look at everything: {choice.reason}")
+    return lines
+
+
+def _steps_of(choice: store.Choice) -> frozenset[int]:
+    return frozenset(candidate.step for candidate, _ in choice.passed_over)
+
+
+def _listed(directory: Path) -> list[int]:
+    try:
+        return [step for step in map(store.parse_step, store.list_names(directory)) if step is not None]
+    except OSError:
+        return []
+
+
+def _put_aside(directory: Path, patterns: Sequence[str]) -> list[str]:
+    """What was renamed as damaged: by a commit of the same step, by `ckptctl repair`, or a program's own. Newest step first."""
+    try:
+        own = store.put_aside_names(directory, patterns)
+        found = [(parts, name) for name in store.list_names(directory) if (parts := store.parse_damaged(name)) is not None]
+    except OSError:
+        return []
+    return [*(name for _, name in sorted(found, reverse=True)), *own]
+
+
+def _step_in(directory: Path, value: str) -> int | None:
+    """The step of a committed checkpoint of this directory that a value of the command names, by whatever path.
+
+    What was adopted is resumed from by the program's own file in it (`store.resume_path`).
+    """
+    path, root = Path(os.path.realpath(value)), Path(os.path.realpath(directory))
+    place = path if path.parent == root else path.parent
+    return store.parse_step(place.name) if place.parent == root else None
