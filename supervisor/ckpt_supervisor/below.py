@@ -18,8 +18,10 @@ from ckpt_client.wire import Who
 from ckpt_supervisor import children
 from ckpt_supervisor.core import events as ev
 from ckpt_supervisor.core.describe import Entry
+from ckpt_supervisor.handover import Handover
 from ckpt_supervisor.launch import Launch
 from ckpt_supervisor.shield import SETTLED_MS, Shield, next_sweep_ms
+from ckpt_supervisor.signals import signal_name
 
 SWEEP_MS = 1_000
 """The shield looks at the command's processes this often; half a millisecond of CPU a look is half of what we may cost."""
@@ -42,12 +44,15 @@ class Below:
         self._dropped: children.Child | None = None
         """A command that was ended for the next start and is not reaped yet; what waits for that."""
         self._then: Callable[[], None] = _nothing
-        self._rank_fds: dict[Who, int] = {}
+        self._rank_fds: dict[Who | int, int] = {}
+        """Of ranks; and, below a shell that has died of the broadcast, by pid of what lives on without being attached."""
         self._ended_pids: list[int] = []
         self._orphaned: int | None = None
         """Status of a command that has died of the notice's own broadcast while ranks below it live on."""
         self._rank_codes: list[int] = []
         self._shield = Shield()
+        number = launch.options.pass_signal
+        self.handover = None if number is None else Handover(number, launch.claims, launch.env)
         self._signalled = False
         self._sweep_at_ms = now_ms + SWEEP_MS  # Not at once: the claims are locked while the journal's library is imported.
 
@@ -55,6 +60,8 @@ class Below:
         """The command runs."""
         self.child = child
         self._poller.register(child.pidfd, zmq.POLLIN)
+        if self.handover is not None and self._launch.job.slurm is not None:
+            self.handover.stand_by()
 
     def watch(self, who: Who) -> None:
         """Learn of this rank's end by its pidfd. A pid of another namespace is not ours to watch: its silence will tell."""
@@ -72,8 +79,9 @@ class Below:
                 self._poller.unregister(fd)
                 os.close(fd)
                 del self._rank_fds[who]
-                self._ended_pids = [*self._ended_pids, who.pid][-ENDED_MAX:]
-                self._feed(ev.RankGone(who, "its process has ended"))
+                self._ended_pids = [*self._ended_pids, _pid(who)][-ENDED_MAX:]
+                if isinstance(who, Who):
+                    self._feed(ev.RankGone(who, "its process has ended"))
         if self._orphaned is not None and not self._rank_fds:
             self.reap()
             code, self._orphaned = max(self._rank_codes, default=self._orphaned), None
@@ -92,14 +100,18 @@ class Below:
             self._poller.unregister(child.pidfd)
             child.close()
             self.child = None
-            self._command_ended(status)
+            self._command_ended(status, child)
 
-    def _command_ended(self, code: int) -> None:
+    def _command_ended(self, code: int, child: children.Child) -> None:
         """A shell between that clears its signal mask (dash) dies of Slurm's broadcast: then it is over when its ranks are."""
         options = self._launch.options
         broadcast = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, *options.notice_signals, *options.save_signals}
+        broadcast.add(options.pass_signal or signal.SIGTERM)
+        # By the signal itself: a program that leaves with the status of one has come to its own end, whatever it leaves behind.
+        if code - 128 in broadcast and child.returncode == 128 - code:
+            self._watch_program(child.pid)
         if code - 128 in broadcast and self._rank_fds:
-            pids = sorted(who.pid for who in self._rank_fds)
+            pids = sorted(map(_pid, self._rank_fds))
             self._log(Entry("command_orphaned", "warning", {"code": code, "rank_pids": pids}))
             self._orphaned, self._rank_codes = code, []
         else:
@@ -108,8 +120,33 @@ class Below:
     def reap(self) -> None:
         """Collect orphans. A rank's own status stands for that of a command that has died before it."""
         for pid, returncode in children.reap_orphans(self._launch.claims).items():
-            if self._orphaned is not None and (pid in self._ended_pids or any(who.pid == pid for who in self._rank_fds)):
+            if self._orphaned is not None and (pid in self._ended_pids or pid in map(_pid, self._rank_fds)):
                 self._rank_codes.append(children.exit_code(returncode))
+
+    def _watch_program(self, command: int) -> None:
+        """A program that saves by itself attaches nowhere: below a dead shell it is whoever catches the signal that it saves at.
+
+        Unless the command was the program itself, and has died of that signal once it had saved.
+        """
+        if self.handover is None or command in self.handover.told:
+            return
+        known = set(map(_pid, self._rank_fds))
+        for pid in self.handover.program(None):
+            fd = None if pid in known else children.pidfd(pid)
+            if fd is not None:
+                self._rank_fds[pid] = fd
+                self._poller.register(fd, zmq.POLLIN)
+
+    def hand_on(self, now_ms: int) -> bool:
+        """Give the program the signal that it saves at, when it is time to; whether it turned out to have it already."""
+        handover = self.handover
+        if handover is None or handover.due_ms is None or now_ms < handover.due_ms:
+            return False
+        number = self._launch.options.pass_signal
+        assert number is not None
+        pids, by_slurm = handover.hand_on(None if self.child is None else self.child.pid)
+        self._log(Entry("signal_passed", "info", {"signal": signal_name(number), "pids": pids, "by_slurm": by_slurm}))
+        return by_slurm
 
     def signalled(self) -> None:
         """A signal came: what the same broadcast left pending below us is to be known as such, and at once."""
@@ -137,6 +174,8 @@ class Below:
 
     def end(self) -> None:
         """End every process below us, but not a scontrol that is just at work for us."""
+        if self.handover is not None:
+            self.handover.end()
         killed = children.end_all(signal.SIGKILL, self._launch.claims)
         if killed:
             self._log(Entry("killed", "info", {"pids": killed}))
@@ -160,6 +199,10 @@ class Below:
         self._orphaned = None
         if self.child is None and runs:
             self._feed(ev.CommandExited(128 + signal.SIGKILL))
+
+
+def _pid(who: Who | int) -> int:
+    return who if isinstance(who, int) else who.pid
 
 
 def _nothing() -> None:

@@ -334,6 +334,11 @@ def end_all(number: int, claims: Claims | None = None) -> list[int]:
     return hit
 
 
+def send(pid: int, number: int) -> bool:
+    """Signal one process; False when it is gone or not ours."""
+    return _kill(pid, number)
+
+
 def _kill(pid: int, number: int) -> bool:
     try:
         os.kill(pid, number)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+from collections.abc import Iterable
 from typing import Literal
 
 State = Literal["running", "stopped", "zombie", "gone", "uninterruptible"]
@@ -19,6 +20,8 @@ STATUS_BYTES_MAX = 16_384
 CHILDREN_BYTES_MAX = 1 << 20
 DESCENDANTS_MAX = 100_000
 GENERATIONS_MAX = 1_000
+DESCRIPTORS_MAX = 200_000
+"""Most open files of all processes together that one look for a writer goes through: half a second."""
 
 _STATES: dict[str, State] = {"D": "uninterruptible", "T": "stopped", "t": "stopped", "Z": "zombie", "X": "gone", "x": "gone"}
 _TERM_BIT = 1 << (signal.SIGTERM - 1)
@@ -64,15 +67,33 @@ def state_of(pid: int) -> State:
 
 def term_is_stuck(pid: int) -> bool:
     """Whether SIGTERM is pending and blocked. Pending alone also holds for a stopped process that would die of it on SIGCONT."""
-    text = _read(f"/proc/{pid}/status", STATUS_BYTES_MAX)
-    if not text:
-        return False
-    masks = {"SigPnd": 0, "ShdPnd": 0, "SigBlk": 0}
-    for line in text.splitlines():
+    masks = _masks(pid)
+    return bool((masks["SigPnd"] | masks["ShdPnd"]) & masks["SigBlk"] & _TERM_BIT)
+
+
+def is_pending(pid: int, number: int) -> bool:
+    """Whether this signal was sent to the process and not taken yet."""
+    masks = _masks(pid)
+    return bool((masks["SigPnd"] | masks["ShdPnd"]) & 1 << (number - 1))
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for this signal."""
+    return bool(_masks(pid)["SigCgt"] & 1 << (number - 1))
+
+
+def name_of(pid: int) -> str:
+    """The name of what it runs, at most 15 characters; "" when it is gone."""
+    return (_read(f"/proc/{pid}/comm", STATUS_BYTES_MAX) or "").strip()
+
+
+def _masks(pid: int) -> dict[str, int]:
+    masks = {"SigPnd": 0, "ShdPnd": 0, "SigBlk": 0, "SigCgt": 0}
+    for line in (_read(f"/proc/{pid}/status", STATUS_BYTES_MAX) or "").splitlines():
         key, _, value = line.partition(":")
         if key in masks:
             masks[key] = int(value, 16)
-    return bool((masks["SigPnd"] | masks["ShdPnd"]) & masks["SigBlk"] & _TERM_BIT)
+    return masks
 
 
 def children(pid: int) -> list[int] | None:
@@ -153,3 +174,46 @@ def describe(pid: int) -> str:
     except psutil.Error:
         return f"{pid} (gone)"
     return f"{pid} {words[:120]} ({status})"
+
+
+def bytes_from_storage() -> int | None:
+    """What was read for this process from disks and file servers so far (proc_pid_io(5)); None where that is not counted."""
+    for line in (_read("/proc/self/io", STATUS_BYTES_MAX) or "").splitlines():
+        name, _, count = line.partition(": ")
+        if name == "read_bytes" and count.isdecimal():
+            return int(count)
+    return None
+
+
+def writer_in(directory: str, pids: Iterable[int]) -> tuple[int, str] | None:
+    """A process that has a file at or below this directory open for writing, and the file's path below it; None if none is seen.
+
+    Not seen: files that are written through a mapping alone, and processes that do not show what they have open.
+    """
+    inside = f"/{os.path.basename(directory)}/"  # noqa: PTH119 - a mount of another namespace has another path before that.
+    left = DESCRIPTORS_MAX
+    for pid in pids:
+        try:
+            numbers = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208 - many processes, each with many of them.
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+        left -= len(numbers)
+        if left < 0:
+            return None
+        for number in numbers:
+            try:
+                below = os.readlink(f"/proc/{pid}/fd/{number}").rpartition(inside)  # noqa: PTH115
+                is_it = below[1] and os.path.samestat(os.stat(f"/proc/{pid}/fd/{number}"), os.lstat(f"{directory}/{below[2]}"))  # noqa: PTH116
+            except OSError:
+                continue  # Closed meanwhile, or no file of that name any more.
+            if is_it and _is_for_writing(pid, number):
+                return pid, below[2]
+    return None
+
+
+def _is_for_writing(pid: int, number: str) -> bool:
+    for line in (_read(f"/proc/{pid}/fdinfo/{number}", STATUS_BYTES_MAX) or "").splitlines():
+        name, _, flags = line.partition(":")
+        if name == "flags":
+            return int(flags, 8) & os.O_ACCMODE != os.O_RDONLY
+    return False

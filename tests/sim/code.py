@@ -29,6 +29,7 @@ MODULES = (
     "rounds",
     "notices",
     "leaving",
+    "adopting",
     "tasks",
     "turns",
     "checking",

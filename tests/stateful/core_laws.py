@@ -204,6 +204,15 @@ class Laws:
                 assert after.phase in WAY_OUT
             case do.LookUp() | do.Announce() | do.TurnAway():
                 self._check_asked(policy, event, after, command)
+            case do.Adopt(final=final):
+                assert policy.adopts
+                assert not before.adopting or isinstance(event, ev.Adopted), "two looks at what the program wrote at once"
+                assert after.adopting
+                assert after.over or not final, "what is still being written is taken for whole"
+            case do.PassSignal():
+                assert policy.passes
+                assert not after.live, "ranks that can be asked are signalled"
+                assert before.leaving is None, "handed on twice"
             case do.Prune():
                 pass
 

@@ -72,6 +72,8 @@ policies = st.builds(
     lead_auto=st.booleans(),
     notice_horizon_ms=st.sampled_from([0, 600_000]),
     verify_full=st.booleans(),
+    adopts=st.sampled_from([False, False, False, True]),
+    passes=st.sampled_from(["", "SIGTERM"]),
     restarts=st.sampled_from([0, 0, 1, 3]),
     resume_step=st.sampled_from([-1, NOT_LOOKED, 5]),
     resume_from=st.just(""),
@@ -83,6 +85,7 @@ policies = st.builds(
         tasks=policy.tasks if policy.slurm and not policy.heir else 1,
         heir=policy.heir if policy.slurm else 0,
         restarts=0 if policy.heir else policy.restarts,
+        passes=policy.passes if policy.adopts else "",
     )
 )
 
@@ -272,7 +275,7 @@ class Core(RuleBasedStateMachine):
     @precondition(lambda self: not self.over)
     @rule(
         off=st.sampled_from([0, 0, 0, -1, 1]),
-        kind=st.integers(0, 4),
+        kind=st.integers(0, 5),
         good=st.booleans(),
         commit=st.sampled_from(list(ev.CommitResult)),
         requeue=st.sampled_from(list(ev.RequeueResult)),
@@ -291,6 +294,7 @@ class Core(RuleBasedStateMachine):
             ev.Met(good, "x"),
             ev.RequeueReturned(requeue, "x"),
             ev.Looked(NoView("x", good), "arbitrary"),
+            ev.Adopted((n,) if good else (), "" if good else "damaged", n % 2 == 0),
         ]
         self.feed(events[kind], after)
 

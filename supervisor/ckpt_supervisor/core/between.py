@@ -109,6 +109,8 @@ class Stand(_Word, frozen=True, tag=True, array_like=True):
     """Time between Slurm's SIGTERM and its SIGKILL, as the coordinator knows it."""
     left_ms: int | None = None
     """A notice is in force, and this is left until the expected kill. None: there is none."""
+    passed: bool = False
+    """The signal of --pass-signal is to be handed on to the commands."""
 
 
 class Tell(_Word, frozen=True, tag=True, array_like=True):

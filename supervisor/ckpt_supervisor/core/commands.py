@@ -129,6 +129,21 @@ class Prune:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Adopt:
+    """Look for what the program has written where --adopt says, and make checkpoints of it; answered by Adopted.
+
+    `final`: whoever wrote has ended, so that what is there is not being written any more.
+    """
+
+    final: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PassSignal:
+    """Hand the signal of --pass-signal on to the program, unless it has had it already."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class StartCommand:
     """Start the command again in place; `restart` counts from 1."""
 
@@ -170,6 +185,8 @@ Command = (
     | Commit
     | DropPartial
     | Prune
+    | Adopt
+    | PassSignal
     | StartCommand
     | EndCommand
     | Meet
@@ -177,5 +194,5 @@ Command = (
     | Exit
 )
 
-RelayCommand = Say | PassUp | SendUp | TakeOver | Verify | StartCommand | EndCommand | Exit
+RelayCommand = Say | PassUp | SendUp | TakeOver | Verify | PassSignal | StartCommand | EndCommand | Exit
 """What a task's supervisor asks of its shell while it follows the coordinator (relay.py)."""

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from ckpt_supervisor.core.between import Report
 from ckpt_supervisor.core.commands import CallRequeue, Command, DropPartial, EndCommand, Exit, LookUp, Say, TurnAway
 from ckpt_supervisor.core.events import (
+    Adopted,
     CommandExited,
     Committed,
     Event,
@@ -104,6 +105,9 @@ def _of_event(event: Event, before: State, after: State) -> Iterator[Entry]:
         case Committed(round=number, step=step, result=result, reason=reason):
             level = "info" if result.name in ("COMMITTED", "ALREADY_THERE") else "error"
             yield Entry("commit", level, {"round": number, "step": step, "result": result.value, "reason": reason})
+        case Adopted(steps=steps, problem=problem, final=final):
+            if steps or (problem and final):
+                yield Entry("adopted", "warning" if problem else "info", {"steps": list(steps), "problem": problem})
         case RequeueReturned(result=result, reason=reason):
             level = "info" if result.name in ("ACCEPTED", "PENDING") else "warning"
             yield Entry("requeue", level, {"result": result.value, "reason": reason})
@@ -113,8 +117,8 @@ def _of_event(event: Event, before: State, after: State) -> Iterator[Entry]:
             if before.rank(who) is None and after.rank(who) is not None:
                 fields = {"rank": who.rank, "rank_pid": who.pid, "world_size": world, "generation": who.generation}
                 yield _info("rank_hello", **fields, sharded=sharded, **_task(who.task))
-        case wire.Failed(who=who, round=wire.NO_ROUND, reason=reason):
-            yield Entry("rank_failed", "warning", {"rank": who.rank, "reason": reason})
+        case wire.Failed(who=who, round=wire.NO_ROUND, reason=reason, n=n):
+            yield Entry("rank_failed", "warning", {"rank": who.rank, "reason": reason, "step": n})
         case wire.Finished(who=who):
             finished = before.rank(who)
             if finished is not None and not finished.finished:
@@ -286,10 +290,18 @@ def _of_phase(before: State, after: State) -> Iterator[Entry]:
         return
     fields: dict[str, Any] = {"before": before.phase.name, "after": after.phase.name}
     yield Entry("phase", "debug", fields)
-    if after.phase is Phase.LEAVING and after.leaving is not None and before.leaving is None:
-        outcome = "fresh" if after.leaving.fresh else "stale"
-        level = "info" if after.leaving.fresh else "warning"
-        yield Entry("leaving", level, {"outcome": outcome, "step": after.committed_step, "reason": after.leaving.reason})
+    leaving = after.leaving
+    if leaving is None:
+        return
+    # What becomes of a program that saves by itself is known only once it is over.
+    if leaving.passed:
+        is_told = before.phase.value <= Phase.LEAVING.value < after.phase.value
+    else:
+        is_told = before.leaving is None and after.phase.value >= Phase.LEAVING.value
+    if is_told:
+        outcome = "fresh" if leaving.fresh else "stale"
+        level = "info" if leaving.fresh else "warning"
+        yield Entry("leaving", level, {"outcome": outcome, "step": after.committed_step, "reason": leaving.reason})
 
 
 def _of_commands(commands: tuple[Command, ...]) -> Iterator[Entry]:

@@ -97,6 +97,20 @@ class Committed:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Adopted:
+    """A look at what the program has written is over: the steps that are checkpoints now and were none before; `problem`: why
+    its newest is none, "" if there is no reason."""
+
+    steps: tuple[int, ...]
+    problem: str
+    final: bool
+    fresh: bool = True
+    """The newest of them was not there yet when the signal was handed on to the program."""
+    again: int = -1
+    """A step that was a checkpoint already, and that the program has written once more at its signal; -1 for none."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Met:
     """What the other supervised steps of this job say: `ready` when this one may call requeue now."""
 
@@ -148,6 +162,7 @@ Event = (
     | CommandExited
     | Verified
     | Committed
+    | Adopted
     | Met
     | RequeueReturned
     | Tick

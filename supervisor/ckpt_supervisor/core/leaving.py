@@ -31,6 +31,9 @@ IGNORED_MS = 1_500
 LEAST_MS = 200
 """Even with the time over, ranks that were told to leave get this long."""
 
+BY_BUDGET_MS = 1 << 60
+"""As `end_command_at_ms`: the budget alone says when, as it follows what the looks find."""
+
 REAP_MS = 2_000
 """A killed command that has not ended by then (uninterruptible sleep) does not hold the supervisor."""
 
@@ -58,11 +61,10 @@ def leave(policy: Policy, state: State, fresh: bool, reason: str, now_ms: int) -
     assert state.notice is not None
     live = state.live
     own_end = any(rank.finished and not rank.gone for rank in state.ranks)
-    leave_by_ms = state.notice.budget.leave_by_ms
     if own_end:
-        end_ms = max(now_ms, leave_by_ms)
+        end_ms = BY_BUDGET_MS
     elif live:
-        end_ms = min(now_ms + policy.leave_ms, max(now_ms + LEAST_MS, leave_by_ms))
+        end_ms = min(now_ms + policy.leave_ms, max(now_ms + LEAST_MS, state.notice.budget.leave_by_ms))
     else:
         end_ms = now_ms
     leaving = Leaving(
@@ -85,6 +87,8 @@ def tick(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands]:
     assert leaving is not None
     if leaving.own_end and state.code is None and leaving.killed_ms is None:
         return state, commands  # Not asked to leave: nothing to requeue unless its time runs out.
+    if _saves_itself(state) and now_ms < _ask_at_ms(state):
+        return state, commands
     ended = _ended(state, now_ms)
     if not _asks(policy, state):
         if ended and (not _waits_for_look(policy, state) or now_ms >= _out_by_ms(state)):
@@ -131,11 +135,12 @@ def late_commit(state: State, event: Committed) -> State:
 
 
 def end_at_once(state: State, now_ms: int) -> State:
-    """A second ctrl-C: no more waiting for training."""
+    """A second ctrl-C: no more waiting for training, nor for a look at what a program has written."""
     leaving = state.leaving
     if leaving is None:
         return state
-    return replace(state, leaving=dataclasses.replace(leaving, end_command_at_ms=now_ms))
+    reason = "ctrl-C ended the program while it saved" if leaving.passed and not state.over else leaving.reason
+    return replace(state, leaving=dataclasses.replace(leaving, end_command_at_ms=now_ms, adopted=True, reason=reason))
 
 
 def own_end(policy: Policy, state: State, code: int) -> tuple[State, Commands] | None:
@@ -254,6 +259,7 @@ def next_deadline(policy: Policy, state: State) -> int | None:
         if asks and not (leaving.own_end and state.code is None and leaving.killed_ms is None):
             times.append(_ask_at_ms(state))
         if ended_ms is not None:
+            ended_ms = max(ended_ms, _ask_at_ms(state)) if _saves_itself(state) else ended_ms
             times.append(max(ended_ms, _out_by_ms(state)) if not asks and _waits_for_look(policy, state) else ended_ms)
     elif requeue.asking is Asking.OVER:
         if ended_ms is not None:
@@ -441,6 +447,12 @@ def _ended(state: State, now_ms: int) -> bool:
     return ended_ms is not None and now_ms >= ended_ms
 
 
+def _saves_itself(state: State) -> bool:
+    """Whether a program that got its signal is still saving, or what it wrote is still being looked at."""
+    leaving = state.leaving
+    return leaving is not None and leaving.passed and not (state.over and leaving.adopted)
+
+
 def _waits_for_look(policy: Policy, state: State) -> bool:
     """The look that tells a cancelled job from an interrupted one is under way; not waited for beyond the planned end."""
     return policy.can_look and _cause(state) is Cause.UNKNOWN and state.looking
@@ -454,6 +466,8 @@ def _out_by_ms(state: State) -> int:
 def _ask_at_ms(state: State) -> int:
     """When the requeue is asked for although the command has not ended yet."""
     assert state.leaving is not None and state.notice is not None
+    if _saves_itself(state):
+        return max(state.leaving.began_ms, state.notice.budget.leave_by_ms)
     return max(state.leaving.began_ms, min(state.leaving.began_ms + ASK_AFTER_MS, state.notice.budget.leave_by_ms))
 
 

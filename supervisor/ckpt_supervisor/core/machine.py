@@ -21,10 +21,11 @@ from ckpt_client import wire
 from ckpt_client.wire import NO_ROUND, FromRank
 from msgspec.structs import replace
 
-from ckpt_supervisor.core import checking, leaving, losses, notices, ranks, rounds, tasks, turns
+from ckpt_supervisor.core import adopting, checking, leaving, losses, notices, ranks, rounds, tasks, turns
 from ckpt_supervisor.core.between import Report
 from ckpt_supervisor.core.commands import Command, to
 from ckpt_supervisor.core.events import (
+    Adopted,
     CommandExited,
     CommitResult,
     Committed,
@@ -64,6 +65,7 @@ def start(policy: Policy, now_ms: int) -> Result:
         beat_ms=now_ms,
         stepped_ms=now_ms,
         next_save_ms=None if policy.every_ms is None else now_ms + policy.every_ms,
+        next_adopt_ms=now_ms + adopting.LOOK_EVERY_MS if policy.adopts else None,
     )
     return notices.look(policy, state, "start", now_ms)
 
@@ -107,8 +109,8 @@ def next_deadline(policy: Policy, state: State) -> int | None:
     match state.phase:
         case Phase.RUNNING:
             times = [notices.next_deadline(policy, state), turns.waits_until_ms(state)]
-            times.append(turns.write_by_ms(state))
-            if state.notice is None:
+            times += [turns.write_by_ms(state), adopting.next_deadline(policy, state)]
+            if state.notice is None and state.closing_ms is None:
                 times.append(state.next_save_ms)
         case Phase.AGREEING | Phase.SAVING:
             times = [rounds.next_deadline(state), notices.next_deadline(policy, state)]
@@ -170,6 +172,8 @@ def _note(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
             return tasks.reported(policy, state, event, now_ms)
         case TaskCut(task=task):
             return tasks.cut(state, task, now_ms), ()
+        case Adopted():
+            return adopting.adopted(state, event, now_ms)
         case Committed() if state.round is None or event.round != state.round.number:
             return leaving.late_commit(state, event), ()
         case Verified() | Committed() | Met() | RequeueReturned() | Tick():
@@ -238,7 +242,7 @@ def _running(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
             return turns.written(policy, state, who, now_ms)
         case wire.Hello() | wire.Saving() | Report() | TaskCut():
             return state, ()  # The tables of ranks and tasks are up to date.
-        case Verified() | Committed() | Met() | RequeueReturned() | Tick():
+        case Verified() | Committed() | Adopted() | Met() | RequeueReturned() | Tick():
             return state, ()
 
 
@@ -261,7 +265,7 @@ def _agreeing(policy: Policy, state: State, event: Event, now_ms: int) -> Result
             return turns.loss(policy, state, event, now_ms)
         case SignalCame() | Looked():
             return turns.turn(policy, state, now_ms)
-        case wire.Saving() | Report() | TaskCut() | Verified() | Committed() | Met() | RequeueReturned() | Tick():
+        case wire.Saving() | Report() | TaskCut() | Verified() | Committed() | Adopted() | Met() | RequeueReturned() | Tick():
             return state, ()
 
 
@@ -304,7 +308,7 @@ def _saving(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
             return turns.loss(policy, state, event, now_ms)
         case SignalCame() | Looked():
             return turns.turn(policy, state, now_ms)
-        case wire.Hello() | Report() | TaskCut() | Verified() | Committed() | Met() | RequeueReturned() | Tick():
+        case wire.Hello() | Report() | TaskCut() | Verified() | Committed() | Adopted() | Met() | RequeueReturned() | Tick():
             return state, ()
 
 
@@ -319,7 +323,7 @@ def _verifying(policy: Policy, state: State, event: Event, now_ms: int) -> Resul
             return turns.turn(policy, state, now_ms)
         case wire.Hello() | wire.Saving() | wire.Failed() | wire.Finished() | wire.Left() | RankGone() | CommandExited():
             return state, ()
-        case Report() | TaskCut() | Committed() | Met() | RequeueReturned() | Tick():
+        case Report() | TaskCut() | Committed() | Adopted() | Met() | RequeueReturned() | Tick():
             return state, ()
 
 
@@ -353,7 +357,7 @@ def _committing(policy: Policy, state: State, event: Event, now_ms: int) -> Resu
             return state, commands
         case wire.Hello() | wire.Saving() | wire.Failed() | wire.Finished() | wire.Left() | RankGone() | CommandExited():
             return state, ()
-        case Report() | TaskCut() | Verified() | Met() | RequeueReturned() | Tick():
+        case Report() | TaskCut() | Verified() | Adopted() | Met() | RequeueReturned() | Tick():
             return state, ()
 
 
@@ -370,7 +374,9 @@ def _leaving(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
             return state, leaving.answer(state, event)
         case wire.Saving() | wire.Failed() | wire.Finished() | wire.Left() | RankGone():
             return state, ()
-        case SignalCame() | Looked() | Report() | TaskCut() | Verified() | Committed() | Met() | RequeueReturned() | Tick():
+        case SignalCame() | Looked() | Report() | TaskCut() | Verified() | Committed() | Adopted() | Met():
+            return state, ()
+        case RequeueReturned() | Tick():
             return state, ()
 
 
@@ -391,7 +397,7 @@ def _requeueing(policy: Policy, state: State, event: Event, now_ms: int) -> Resu
             return state, leaving.answer(state, event)
         case wire.Saving() | wire.Failed() | wire.Finished() | wire.Left() | RankGone() | CommandExited():
             return state, ()
-        case SignalCame() | Report() | TaskCut() | Verified() | Committed() | Tick():
+        case SignalCame() | Report() | TaskCut() | Verified() | Committed() | Adopted() | Tick():
             return state, ()
 
 
@@ -420,7 +426,8 @@ def _due(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
         state, turned = turns.turn(policy, notices.ahead(policy, state, now_ms), now_ms)
         commands += turned
     state, more = _phase_due(policy, state, now_ms)
-    return state, commands + more
+    state, looks_for = adopting.due(policy, state, now_ms)
+    return state, (*commands, *more, *looks_for)
 
 
 def _phase_due(policy: Policy, state: State, now_ms: int) -> Result:
@@ -463,6 +470,8 @@ def _running_due(policy: Policy, state: State, now_ms: int) -> Result:
         return turns.command_over(policy, replace(state, writing=frozenset()), now_ms)
     if notices.watch_is_due(policy, state, now_ms):
         return turns.begin(policy, notices.ahead(policy, state, now_ms), Kind.LEAVE, now_ms)
+    if state.closing_ms is not None:
+        return turns.command_over(policy, state, now_ms) if adopting.is_closed(policy, state, now_ms) else (state, ())
     wait_ms = turns.waits_until_ms(state)
     if wait_ms is not None:
         return turns.begin(policy, state, Kind.LEAVE, now_ms) if now_ms >= wait_ms else (state, ())

@@ -68,6 +68,10 @@ class Policy:
     lead_auto: bool = True
     notice_horizon_ms: int = 600_000
     verify_full: bool = True
+    adopts: bool = False
+    """The program saves where it always did; what it wrote is looked for (--adopt)."""
+    passes: str = ""
+    """Name of the signal that the program itself saves at (--pass-signal); "" for none."""
     restarts: int = 0
     tasks: int = 1
     """Supervisors of this step, one for each srun task; this one is task 0's, unless it is an heir."""

@@ -21,6 +21,7 @@ from ckpt_supervisor.core.commands import (
     Command,
     EndCommand,
     Exit,
+    PassSignal,
     PassUp,
     RelayCommand,
     Say,
@@ -75,6 +76,8 @@ class Relay(msgspec.Struct, frozen=True):
     """The start of the command that runs, or has run last."""
     code: int | None = None
     killed_ms: int | None = None
+    passed: bool = False
+    """The command has been handed the signal that it saves at."""
     gone: tuple[tuple[Who, str], ...] = ()
     hellos: tuple[wire.Hello, ...] = ()
     """Ranks that have attached since the command's start."""
@@ -214,6 +217,8 @@ def _follow(state: Relay, now_ms: int) -> Result:
         return state, (StartCommand(stand.restart),)
     if stand.end and state.is_running:
         return _end_command(state, stand.end, now_ms)
+    if stand.passed and state.is_running and not state.passed:
+        return replace(state, passed=True), (PassSignal(),)
     return state, ()
 
 
@@ -316,7 +321,7 @@ def inherit(policy: Policy, state: Relay, now_ms: int) -> tuple[State, tuple[Com
         newest_round=state.newest_round,
         restarts=max(0, state.restart),
         start_restarts=policy.start_restarts,
-        started=True,
+        started=state.restart >= 0,
         inherited_fresh=stand.fresh,
         next_look_ms=now_ms,
     )

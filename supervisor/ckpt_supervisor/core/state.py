@@ -201,6 +201,10 @@ class Leaving:
     """Training is over or nearly so: it is given its time to end by itself, and no Leave is sent."""
     told: bool = False
     """Leave was sent to at least one rank, or the command was ended by us."""
+    passed: bool = False
+    """The program was left to save and to end by itself."""
+    adopted: bool = False
+    """And what it then had written has been looked at."""
     killed_ms: int | None = None
 
 
@@ -298,6 +302,13 @@ class State(msgspec.Struct, frozen=True):
     next_look_ms: int | None = None
     next_save_ms: int | None = None
     longest_save_ms: int = 0
+    adopting: bool = False
+    """A look at what the program has written is under way."""
+    next_adopt_ms: int | None = None
+    closing_ms: int | None = None
+    """Since when the command is over and the last such look is awaited."""
+    closed_look: bool = False
+    """It is over."""
     exit_code: int | None = None
     epoch: int = 0
     tasks: Table[Task] = msgspec.field(default_factory=Table)

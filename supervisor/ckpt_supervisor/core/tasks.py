@@ -260,6 +260,7 @@ def stand(policy: Policy, state: State, now_ms: int) -> Stand:
         start_restarts=max(policy.start_restarts, state.start_restarts),
         kill_wait_ms=policy.kill_wait_ms,
         left_ms=None if notice is None else notice.kill_at_ms - now_ms,
+        passed=leaving is not None and leaving.passed,
     )
 
 

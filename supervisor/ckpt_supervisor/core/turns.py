@@ -9,10 +9,11 @@ from __future__ import annotations
 from ckpt_client import wire
 from msgspec.structs import replace
 
-from ckpt_supervisor.core import leaving, ranks, rounds, tasks
+from ckpt_supervisor.core import adopting, leaving, ranks, rounds, tasks
 from ckpt_supervisor.core.between import Report
 from ckpt_supervisor.core.commands import Command, DropPartial, Prune, StartCommand
 from ckpt_supervisor.core.events import (
+    Adopted,
     CommandExited,
     Committed,
     Event,
@@ -57,6 +58,8 @@ def begin(policy: Policy, state: State, kind: Kind, now_ms: int) -> Result:
         if policy.heir and state.code is None:
             if waits:
                 return state, ()  # It may be a rehearsal.
+            if policy.passes and state.started and not state.live:
+                return adopting.hand_on(policy, state, now_ms)
             reason = "" if state.inherited_fresh else "the coordinator, task 0's supervisor, was lost"
             return leaving.leave(policy, state, state.inherited_fresh, reason, now_ms)
         if state.code is not None:
@@ -64,6 +67,8 @@ def begin(policy: Policy, state: State, kind: Kind, now_ms: int) -> Result:
         if not state.live:
             if waits:
                 return state, ()  # Nobody can save; a rehearsal must not end a training that only has not attached yet.
+            if policy.passes and state.started:
+                return adopting.hand_on(policy, state, now_ms)
             return leaving.leave(policy, state, False, _nobody(state), now_ms)
         if now_ms >= state.notice.budget.save_by_ms:
             # A round that could only be given up at once would hide why the one before it was.
@@ -162,7 +167,7 @@ def _may_turn(state: State) -> bool:
 
 def waits_until_ms(state: State) -> int | None:
     """Until when a notice in RUNNING waits for its look; None when it waits for nothing."""
-    if state.notice is None or state.writing:
+    if state.notice is None or state.writing or state.closing_ms is not None:
         return None
     return state.notice.first_ms + LOOK_MS if _may_turn(state) else state.notice.first_ms
 
@@ -272,6 +277,7 @@ def loss(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
             | Looked()
             | Verified()
             | Committed()
+            | Adopted()
             | Met()
             | RequeueReturned()
             | Tick()
@@ -293,7 +299,12 @@ def command_over(policy: Policy, state: State, now_ms: int) -> Result:
         state = replace(state, writing=state.at_work, at_work=frozenset(), write_by_ms=now_ms + WRITE_MS)
     if state.writing:
         return state, ()
-    if state.notice is not None and not (code == 0 and not state.ranks):
+    if adopting.is_answer(policy, state):
+        return adopting.hand_on(policy, state, now_ms)
+    if not adopting.is_closed(policy, state, now_ms):
+        return adopting.close(policy, state, now_ms)
+    is_own = adopting.ended_before(state) and (code == 0 or state.restarts >= policy.restarts)
+    if state.notice is not None and not is_own and not (code == 0 and not state.ranks):
         ended = leaving.own_end(policy, state, code)
         reason = f"the command{_whose(policy, state)} ended with status {code} before it could save"
         return ended or leaving.leave(policy, state, False, reason, now_ms)
@@ -301,6 +312,7 @@ def command_over(policy: Policy, state: State, now_ms: int) -> Result:
         restart = state.restarts + 1
         state = tasks.started_again(state)
         state = replace(state, restarts=restart, started=False, round=None, next_save_ms=next_save_ms(policy, now_ms))
+        state = replace(state, closing_ms=None, closed_look=False)
         return ranks.all_gone(state), (StartCommand(restart),)
     failed = f"training failed by itself with status {code}{_whose(policy, state)}"
     return leaving.done(state, code, "training ended by itself" if code == 0 else failed)

@@ -1,0 +1,106 @@
+"""Hands the signal of --pass-signal on to a program that saves by itself, once.
+
+Owns the question whom it is for, and whether Slurm has given it to them already. Must not decide when.
+
+Slurm's own signals reach every process of the step directly (docs/slurm.md, section 4), and a handler that saves must not be
+entered twice: in the usual recipe the second save would write over the first one in the middle. So a process of ours that has all
+signals blocked stands by, a plain `sleep`: a signal that is pending there was sent to everybody, and is not handed on. Whoever
+catches the signal gets it, the topmost such process of each branch only: torchrun tells its workers by itself, and loader workers
+are no one's to end. Shells are passed through: a trap waits for the shell's own child.
+"""
+
+from __future__ import annotations
+
+import select
+import signal
+from collections.abc import Mapping
+
+from ckpt_supervisor import children, procfs
+
+SETTLED_MS = 200
+"""A broadcast reaches the processes of a step one after the other; this long after it all have it."""
+
+END_S = 0.2
+"""A killed `sleep` is gone within a millisecond; on a machine that hangs it is not waited for."""
+
+SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "busybox"})
+
+
+class Handover:
+    """`stand_by` beside each start of the command, `ask` when the signal is to be handed on, `hand_on` at `due_ms`.
+
+    Once in all: whoever asks a second time (an heir, after the coordinator that was lost had asked) is not obeyed.
+    """
+
+    def __init__(self, number: int, claims: children.Claims, env: Mapping[str, str]) -> None:
+        self._number = number
+        self._claims = claims
+        self._env = env
+        self._witness: children.Child | None = None
+        self._is_asked = False
+        self.told: frozenset[int] = frozenset()
+        """Who has got the signal from us."""
+        self.due_ms: int | None = None
+        """When `hand_on` has something to do."""
+
+    def stand_by(self) -> None:
+        """Start the process that shows what was sent to everybody. Without a `sleep` every signal is handed on."""
+        if self._witness is not None and self._witness.status() is None:
+            return
+        argv = ["sleep", "infinity"]
+        every = set(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}
+        started = children.start(argv, self._env, blocked=every, claims=self._claims, own_group=False)
+        self._witness = started if isinstance(started, children.Child) else None
+
+    def end(self) -> None:
+        """The witness is not needed any more; it is no process of the program's that was left behind."""
+        witness, self._witness = self._witness, None
+        if witness is not None:
+            witness.send(signal.SIGKILL)
+            select.select([witness.pidfd], [], [], END_S)  # Else it would be told as something that was still there.
+            if witness.status() is None:
+                self._claims.release(witness.pid)  # It is collected as any orphan is.
+            witness.close()
+
+    def ask(self, now_ms: int) -> None:
+        """Hand the signal on as soon as a broadcast of it would have reached everybody."""
+        if not self._is_asked:
+            self._is_asked = True
+            self.due_ms = now_ms + SETTLED_MS
+
+    def hand_on(self, command: int | None) -> tuple[list[int], bool]:
+        """Send it, unless everybody has it: the processes that got it from us, and whether Slurm has sent it to all.
+
+        `command`: its pid, which gets the signal when nobody below catches it; None when it is over.
+        """
+        self.due_ms = None
+        witness = self._witness
+        if witness is not None and witness.status() is None and procfs.is_pending(witness.pid, self._number):
+            return [], True
+        pids = self.program(command)
+        if not pids and command is not None:
+            pids = [command]
+        told = [pid for pid in pids if children.send(pid, self._number)]
+        self.told = frozenset(told)
+        return told, False
+
+    def program(self, command: int | None) -> list[int]:
+        """The processes that save at the signal: those that catch it."""
+        below = children.descendants(self._claims)
+        return topmost(below if command is None else [command, *below], self._number)
+
+
+def topmost(pids: list[int], number: int) -> list[int]:
+    """Of these processes, parents first, those that catch the signal and have nobody above them who does; shells do not count."""
+    chosen: list[int] = []
+    below: set[int] = set()
+    for pid in dict.fromkeys(pids):
+        seen = procfs.stat(pid)
+        if seen is None or seen.state in ("zombie", "gone"):
+            continue
+        if seen.parent in below:
+            below.add(pid)
+        elif procfs.catches(pid, number) and procfs.name_of(pid) not in SHELLS:
+            chosen.append(pid)
+            below.add(pid)
+    return chosen
