@@ -1,6 +1,7 @@
-"""`ckptctl`: looks at checkpoints and journals. Changes nothing.
+"""`ckptctl`: looks at checkpoints and journals, and puts a directory in order.
 
-Owns the command line of the inspection tool and its exit statuses; what is shown comes from view/ and store/.
+Owns the command line of the inspection tool, its environment, and `log`. What the other commands do is in ctl_look.py
+(changes nothing), ctl_change.py and ctl_repair.py; what is shown comes from view/ and store/.
 """
 
 from __future__ import annotations
@@ -14,23 +15,46 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-EXIT_OK = 0
-EXIT_NOT_FOUND = 1
-EXIT_USAGE = 2
-EXIT_UNKNOWN = 3
+from ckpt_supervisor import ctl_change, ctl_look, ctl_repair
+from ckpt_supervisor.ctl_words import (
+    EXIT_INTERRUPTED,
+    EXIT_NOT_FOUND,
+    EXIT_OK,
+    EXIT_USAGE,
+    complain,
+    could_not_look,
+    out,
+)
 
 FOLLOW_S = 0.5
 """`log --follow` looks for new lines this often."""
 
+THREADS_MAX = 64
+THREADS_DEFAULT_MAX = 4
+"""A login node is for everybody."""
+
+KEEP_DEFAULT = 3
+
 EPILOG = """\
-exit status: 0 found, intact; 1 nothing found, or not intact; 2 wrong usage; 3 could not look
+STEP is 1200, step-000001200, or the path of a checkpoint.
+
+exit status:
+  0  found, intact, done
+  1  nothing found, not intact, or refused
+  2  wrong usage; nothing was touched
+  3  could not look: a disk that does not answer is never taken for "nothing there"
+  130  ended by ctrl-C
 
 examples:
   ckptctl ls                                  the checkpoints of ./checkpoints (or $CKPT_SUPERVISE_DIR)
   ckptctl latest --dir $SCRATCH/run7          path of the newest intact one
   ckptctl verify                              check every byte of the newest one
+  ckptctl verify --deep model.safetensors     a file or directory that somebody else wrote
+  ckptctl keep 1200                           never prune that one
+  ckptctl prune --keep 2 --dry-run            what would go, and why the others stay
+  ckptctl repair --dry-run                    what is out of order
   ckptctl log --since 2h --event commit       what was committed in the last two hours
   ckptctl log --follow                        watch
 """
@@ -38,8 +62,14 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; its exit status."""
+    environ = os.environ
     arguments = _parser().parse_args(argv)
-    arguments.dir = Path(arguments.dir or os.environ.get("CKPT_SUPERVISE_DIR") or "checkpoints")
+    arguments.dir = Path(arguments.dir or environ.get("CKPT_SUPERVISE_DIR") or "checkpoints")
+    arguments.colour = not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+    problem = _take_retention(arguments, environ.get("CKPT_SUPERVISE_KEEP", ""), environ.get("CKPT_SUPERVISE_KEEP_EVERY", ""))
+    if problem:
+        complain(problem)
+        return EXIT_USAGE
     run: Callable[[argparse.Namespace], int] = arguments.run
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")  # A path that is no UTF-8 is printed byte for byte.
@@ -52,30 +82,110 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
     except KeyboardInterrupt:
-        return 130
+        return EXIT_INTERRUPTED
+
+
+def _take_retention(arguments: argparse.Namespace, keep: str, keep_every: str) -> str:
+    """Fill in what ckpt-supervise takes from the same variables; what is wrong with them, "" if nothing."""
+    for name, text, default in (("keep", keep, KEEP_DEFAULT), ("keep_every", keep_every, 0)):
+        if getattr(arguments, name, 0) is not None:
+            continue  # given, or not an option of this command
+        try:
+            setattr(arguments, name, _count(text) if text else default)
+        except argparse.ArgumentTypeError as error:
+            return f"CKPT_SUPERVISE_{name.upper()}: {error}"
+    return ""
+
+
+def _count(text: str) -> int:
+    """A whole number above 0: with 0 kept the only good one would go (field case 93)."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= 18 and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _threads(text: str) -> int:
+    return min(THREADS_MAX, _count(text))
 
 
 def _parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="ckptctl",
-        description="Look at the checkpoints and journals of supervised training runs.",
+        description="Look at the checkpoints and journals of supervised training runs, and put them in order.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--dir", metavar="DIR", help="checkpoint directory (default: $CKPT_SUPERVISE_DIR, else ./checkpoints)")
     common.add_argument("--json", action="store_true", help="one JSON value a line")
+    every = argparse.ArgumentParser(add_help=False)
+    milestones = "multiples of STEPS are milestones (default: $CKPT_SUPERVISE_KEEP_EVERY)"
+    every.add_argument("--keep-every", type=_count, metavar="STEPS", help=milestones)
+    reading = argparse.ArgumentParser(add_help=False)
+    threads = min(THREADS_DEFAULT_MAX, len(os.sched_getaffinity(0)))
+    reading.add_argument("--threads", type=_threads, default=threads, metavar="N", help=f"threads that read (here: {threads})")
+    changing = argparse.ArgumentParser(add_help=False)
+    changing.add_argument("--dry-run", action="store_true", help="say what would be done, and change nothing")
+    changing.add_argument(
+        "--holder-is-gone", action="store_true", help="the job that DIR/attempt names on another host is over; I have looked"
+    )
     kinds = made.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    ls = kinds.add_parser("ls", parents=[common], help="list the checkpoints, newest first; looks at names and sizes only")
-    ls.set_defaults(run=_ls)
-    latest = kinds.add_parser("latest", parents=[common], help="print the path of the newest intact checkpoint")
+    shared = _Shared(common, every, reading, changing)
+    _add_looking(kinds, shared)
+    _add_changing(kinds, shared)
+    _add_log(kinds, common)
+    return made
+
+
+class _Shared(NamedTuple):
+    """Options that several commands take."""
+
+    common: argparse.ArgumentParser
+    every: argparse.ArgumentParser
+    reading: argparse.ArgumentParser
+    changing: argparse.ArgumentParser
+
+
+def _add_looking(kinds: Any, shared: _Shared) -> None:
+    common, every, reading, _ = shared
+    ls = kinds.add_parser("ls", parents=[common, every], help="list the checkpoints, newest first; looks at names and sizes only")
+    ls.add_argument("--all", action="store_true", help="also what was put aside as damaged, partials and trash")
+    ls.set_defaults(run=ctl_look.ls)
+    latest = kinds.add_parser("latest", parents=[common, reading], help="print the path of the newest intact checkpoint")
     latest.add_argument("--quick", action="store_true", help="look at sizes and structure only")
-    latest.set_defaults(run=_latest)
-    verify = kinds.add_parser("verify", parents=[common], help="check checkpoints")
-    verify.add_argument("path", nargs="?", help="a checkpoint (default: the newest one)")
+    latest.set_defaults(run=ctl_look.latest)
+    show = kinds.add_parser("show", parents=[common, every], help="what one checkpoint holds, who wrote it and why")
+    show.add_argument("step", metavar="STEP", help="1200, step-000001200, or a path")
+    show.add_argument("--files", type=_count, default=10, metavar="N", help="name so many files (default: 10)")
+    show.set_defaults(run=ctl_look.show)
+    verify = kinds.add_parser("verify", parents=[common, reading], help="check checkpoints, ours or anybody's")
+    verify.add_argument("path", nargs="*", metavar="STEP|PATH", help="steps, or files and directories (default: the newest one)")
     verify.add_argument("--all", action="store_true", help="check all checkpoints of the directory")
+    deep = "digests, and also the checksums inside files and what the files say of each other"
+    verify.add_argument("--deep", action="store_true", help=deep)
     verify.add_argument("--quick", action="store_true", help="look at sizes and structure only")
-    verify.set_defaults(run=_verify)
+    verify.set_defaults(run=ctl_look.verify)
+
+
+def _add_changing(kinds: Any, shared: _Shared) -> None:
+    common, every, reading, changing = shared
+    keep = kinds.add_parser("keep", parents=[common, reading], help="protect a checkpoint from being pruned, or release it")
+    keep.add_argument("step", metavar="STEP", help="1200, step-000001200, or a path")
+    keep.add_argument("--release", action="store_true", help="protect it no longer")
+    keep.set_defaults(run=ctl_change.keep)
+    what = "remove old checkpoints; never the newest intact one"
+    prune = kinds.add_parser("prune", parents=[common, every, reading, changing], help=what)
+    how_many = f"how many of the newest to keep (default: $CKPT_SUPERVISE_KEEP, else {KEEP_DEFAULT})"
+    prune.add_argument("--keep", type=_count, metavar="N", help=how_many)
+    prune.set_defaults(run=ctl_change.prune)
+    what = "mend `latest`, put damaged ones aside, sweep partials; deletes no checkpoint"
+    repair = kinds.add_parser("repair", parents=[common, reading, changing], help=what)
+    foreign = "also put aside what has no usable manifest or holds files that it does not list"
+    repair.add_argument("--quarantine-foreign", action="store_true", help=foreign)
+    repair.set_defaults(run=ctl_repair.repair)
+
+
+def _add_log(kinds: Any, common: argparse.ArgumentParser) -> None:
     log = kinds.add_parser("log", parents=[common], help="what happened, line by line")
     log.add_argument("--job", default="", help="only this job")
     for name in ("attempt", "rank", "round"):
@@ -87,123 +197,6 @@ def _parser() -> argparse.ArgumentParser:
     log.add_argument("--grep", default="", metavar="TEXT", help="only lines that hold this text")
     log.add_argument("--follow", "-f", action="store_true", help="go on with lines as they are written")
     log.set_defaults(run=_log)
-    return made
-
-
-def _ls(arguments: argparse.Namespace) -> int:
-    from ckpt_supervisor import store
-
-    try:
-        candidates = store.scan(arguments.dir)
-    except OSError as error:
-        return _could_not_look(arguments.dir, error)
-    if not candidates:
-        _complain(f"no checkpoints in {arguments.dir}")
-        return EXIT_NOT_FOUND
-    if not arguments.json:
-        _out(f"{'STEP':>12}  {'SIZE':>10}  {'RANKS':>5}  {'CREATED':<19}  {'CAUSE':<12}  {'JOB':<12}  CHECKED   VERDICT")
-    for candidate in candidates:
-        _out(json.dumps(_as_record(candidate)) if arguments.json else _as_row(candidate))
-    return EXIT_OK
-
-
-def _as_record(candidate: Any) -> dict[str, Any]:
-    manifest, problem = candidate.manifest, candidate.problem
-    record: dict[str, Any] = {
-        "step": candidate.step,
-        "path": str(candidate.path),
-        "verdict": "unknown" if problem is None and manifest is None else "intact" if problem is None else problem.verdict.value,
-    }
-    if problem is not None:
-        record["reason"] = str(problem)
-    if manifest is not None:
-        record |= {
-            "bytes": manifest.total_bytes,
-            "ranks": list(manifest.ranks),
-            "world_size": manifest.world_size,
-            "created_at": manifest.created_at,
-            "cause": manifest.cause,
-            "job": manifest.job,
-            "attempt": manifest.attempt,
-            "verified": manifest.verified,
-        }
-    return record
-
-
-def _as_row(candidate: Any) -> str:
-    manifest, problem = candidate.manifest, candidate.problem
-    verdict = "intact" if problem is None else str(problem)
-    if manifest is None:
-        return f"{candidate.step:>12}  {'-':>10}  {'-':>5}  {'-':<19}  {'-':<12}  {'-':<12}  {'-':<9} {verdict}"
-    created = manifest.created_at[:19].replace("T", " ")
-    job = f"{manifest.job}/{manifest.attempt}"
-    return (
-        f"{candidate.step:>12}  {size_text(manifest.total_bytes):>10}  {len(manifest.ranks):>5}  {created:<19}  "
-        f"{manifest.cause[:12]:<12}  {job[:12]:<12}  {manifest.verified:<9} {verdict}"
-    )
-
-
-def size_text(count: int) -> str:
-    """A number of bytes for people: 1.2 GB."""
-    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} B"
-
-
-def _latest(arguments: argparse.Namespace) -> int:
-    from ckpt_supervisor import store
-
-    choice = store.newest_intact(arguments.dir, mode="structure" if arguments.quick else "full", progress=_progress())
-    for candidate, report in choice.passed_over:
-        _complain(f"passed over {candidate.path.name}: {report.verdict.value}: {report.reason}")
-    if choice.chosen is None:
-        _complain(choice.reason if choice.unknown else f"no intact checkpoint in {arguments.dir}")
-        return EXIT_UNKNOWN if choice.unknown else EXIT_NOT_FOUND
-    path = choice.chosen.path.absolute()
-    _out(json.dumps({"step": choice.chosen.step, "path": str(path)}) if arguments.json else str(path))
-    return EXIT_OK
-
-
-def _verify(arguments: argparse.Namespace) -> int:
-    from ckpt_supervisor import store
-
-    if arguments.path and arguments.all:
-        _complain("verify: give either a path or --all")
-        return EXIT_USAGE
-    if arguments.path:
-        paths = [Path(arguments.path)]
-    else:
-        try:
-            candidates = store.scan(arguments.dir)
-        except OSError as error:
-            return _could_not_look(arguments.dir, error)
-        paths = [candidate.path for candidate in candidates][: None if arguments.all else 1]
-    if not paths:
-        _complain(f"no checkpoints in {arguments.dir}")
-        return EXIT_NOT_FOUND
-    worst = EXIT_OK
-    for path in paths:
-        began = time.monotonic()
-        report = store.verify_checkpoint(path.resolve(), mode="structure" if arguments.quick else "full", progress=_progress())
-        _show_report(arguments, path, report, time.monotonic() - began)
-        code = {store.Verdict.INTACT: EXIT_OK, store.Verdict.UNKNOWN: EXIT_UNKNOWN}.get(report.verdict, EXIT_NOT_FOUND)
-        worst = max(worst, code)
-    return worst
-
-
-def _show_report(arguments: argparse.Namespace, path: Path, report: Any, took_s: float) -> None:
-    if arguments.json:
-        findings = [{"verdict": f.verdict.value, "path": f.path, "offset": f.offset, "reason": f.reason} for f in report.findings]
-        record = {"path": str(path), "verdict": report.verdict.value, "bytes_read": report.bytes_read, "findings": findings}
-        _out(json.dumps({**record, "unchecked": list(report.unchecked)}))
-        return
-    speed = f", {report.bytes_read / took_s / 1e9:.2f} GB/s" if took_s > 0 and report.bytes_read else ""
-    _out(f"{path}: {report.verdict.value} ({size_text(report.bytes_read)} read{speed})")
-    for finding in report.findings:
-        _out(f"  {finding}")
-    if report.unchecked:
-        _out(f"  no checksum speaks for: {', '.join(report.unchecked[:5])}")
 
 
 def _log(arguments: argparse.Namespace) -> int:
@@ -223,7 +216,7 @@ def _log(arguments: argparse.Namespace) -> int:
             grep=arguments.grep,
         )
     except ValueError as error:
-        _complain(f"log: {error}")
+        complain(f"log: {error}")
         return EXIT_USAGE
     tails: dict[Path, log.Tail] = {}
     shown = 0
@@ -235,51 +228,25 @@ def _log(arguments: argparse.Namespace) -> int:
         except FileNotFoundError:
             lines = []
             if not arguments.follow:
-                _complain(f"no journals in {arguments.dir}")
+                complain(f"no journals in {arguments.dir}")
                 return EXIT_NOT_FOUND
+        except NotADirectoryError:
+            complain(f"no journals in {arguments.dir}, which is no directory or has none of that name")
+            return EXIT_NOT_FOUND
         except OSError as error:
-            return _could_not_look(arguments.dir, error)
+            return could_not_look(arguments.dir, error)
         for line in lines:
             if wanted.takes(line):
                 shown += 1
-                _out(json.dumps(line) if arguments.json else log.readable(line, colour=sys.stdout.isatty()))
+                out(json.dumps(line) if arguments.json else log.readable(line, colour=sys.stdout.isatty() and arguments.colour))
         if not arguments.follow:
             break
         sys.stdout.flush()
         time.sleep(FOLLOW_S)
     damaged = sum(tail.damaged + tail.torn for tail in tails.values())
     if damaged:
-        _complain(f"{damaged} damaged or torn lines were skipped")
+        complain(f"{damaged} damaged or torn lines were skipped")
     return EXIT_OK if shown else EXIT_NOT_FOUND
-
-
-def _progress() -> Callable[[int, int], None] | None:
-    """A progress line on a terminal."""
-    if not sys.stderr.isatty():
-        return None
-    told = [time.monotonic()]
-
-    def progress(done: int, total: int) -> None:
-        if time.monotonic() - told[0] >= 0.2 or done == total:
-            told[0] = time.monotonic()
-            end = "\n" if done == total else ""
-            sys.stderr.write(f"\r{size_text(done)} of {size_text(total)} checked{end}")
-            sys.stderr.flush()
-
-    return progress
-
-
-def _could_not_look(directory: Path, error: OSError) -> int:
-    _complain(f"{directory} cannot be looked at: {error.strerror or error}")
-    return EXIT_UNKNOWN
-
-
-def _complain(line: str) -> None:
-    sys.stderr.write(f"ckptctl: {line}\n")
-
-
-def _out(line: str) -> None:
-    sys.stdout.write(line + "\n")
 
 
 if __name__ == "__main__":

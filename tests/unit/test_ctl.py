@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,32 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ckpt_supervisor import ctl, store
+
+from tests.support.ctl_stage import caller, committed, flip_a_bit
 
 CTL = [sys.executable, "-m", "ckpt_supervisor.ctl"]
-
-
-def committed(root: Path, step: int, mode: store.Mode = "full") -> Path:
-    """A committed checkpoint of this step with one file of 1500 bytes."""
-    epoch = store.take_epoch(root, "77", 2, "0").epoch
-    partial = store.make_partial(root, step, epoch, 1)
-    data = f"state of step {step:06d}".encode() * 75  # 1500 bytes
-    (partial / "state.pt").write_bytes(data)
-    report, entries = store.check_files(partial, [store.Expected("state.pt", len(data), "", 0)], mode)
-    manifest = store.Manifest(
-        step=step, world_size=1, ranks=(0,), job="77", attempt=2, epoch=epoch, cause="preempted",
-        created_at="2026-01-31T12:00:00.000000+00:00", verified=mode, files=entries,
-    )  # fmt: skip
-    outcome = store.commit(root, partial, manifest)
-    assert isinstance(outcome, store.Committed), (report, outcome)
-    return outcome.path
-
-
-def flip_a_bit(path: Path) -> None:
-    """Damage that only reading every byte finds."""
-    data = bytearray(path.read_bytes())
-    data[500] ^= 1
-    path.write_bytes(data)
 
 
 def journal_line(event: str, second: int, **fields: Any) -> str:
@@ -56,36 +35,17 @@ def write_journal(root: Path, name: str, *lines: str) -> Path:
     return path
 
 
-class Told:
-    """What one call of ckptctl came to."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-        self.lines = out.splitlines()
-
-    @property
-    def values(self) -> list[Any]:
-        """The JSON values, one a line."""
-        return [json.loads(line) for line in self.lines]
-
-
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str]) -> Any:
     """Calls ckptctl in this process."""
-
-    def run(*words: object) -> Told:
-        capsys.readouterr()
-        code = ctl.main([str(word) for word in words])
-        return Told(code, *capsys.readouterr())
-
-    return run
+    return caller(capsys)
 
 
 def test_nothing_there_is_1_and_could_not_look_is_3(call: Any, tmp_path: Path) -> None:
     """A script can tell an empty directory, or none, from one that does not answer."""
     (tmp_path / "empty").mkdir()
     unusable = tmp_path / ("x" * 300)
-    for command in ("ls", "latest", "verify", "log"):
+    for command in ("ls", "latest", "verify", "log", "prune", "repair"):
         for place in (tmp_path / "empty", tmp_path / "missing"):
             told = call(command, "--dir", place)
             assert (told.code, told.out) == (1, ""), command
@@ -94,30 +54,9 @@ def test_nothing_there_is_1_and_could_not_look_is_3(call: Any, tmp_path: Path) -
         told = call(command, "--dir", unusable)
         assert (told.code, told.out) == (3, ""), command
         assert "cannot be looked at: File name too long" in told.err
-
-
-def test_ls_shows_the_newest_first_with_size_cause_and_verdict(call: Any, tmp_path: Path) -> None:
-    """One row a checkpoint; a damaged one is named, not hidden."""
-    committed(tmp_path, 7)
-    committed(tmp_path, 100, "structure")
-    (committed(tmp_path, 30) / "state.pt").unlink()
-    told = call("ls", "--dir", tmp_path)
-    assert told.code == 0
-    header, *rows = (line.split() for line in told.lines)
-    assert header == ["STEP", "SIZE", "RANKS", "CREATED", "CAUSE", "JOB", "CHECKED", "VERDICT"]
-    assert rows[0] == ["100", "1.5", "kB", "1", "2026-01-31", "12:00:00", "preempted", "77/2", "structure", "intact"]
-    assert rows[1][:1] == ["30"]
-    assert "missing" in told.lines[2]
-    assert rows[2][-2:] == ["full", "intact"]
-    records = call("ls", "--dir", tmp_path, "--json").values
-    assert [record["step"] for record in records] == [100, 30, 7]
-    assert [record["verdict"] for record in records] == ["intact", "missing", "intact"]
-    assert records[0] == {
-        "step": 100, "path": str(tmp_path / "step-000000100"), "verdict": "intact", "bytes": 1500, "ranks": [0], "world_size": 1,
-        "created_at": "2026-01-31T12:00:00.000000+00:00", "cause": "preempted", "job": "77", "attempt": 2,
-        "verified": "structure",
-    }  # fmt: skip
-    assert "state.pt" in records[1]["reason"]
+    (tmp_path / "file").touch()
+    for command in ("ls", "latest", "verify", "log", "prune", "repair"):
+        assert call(command, "--dir", tmp_path / "file").code == 1, command
 
 
 def test_latest_prints_one_path_and_names_what_it_passed_over(call: Any, tmp_path: Path) -> None:
@@ -136,36 +75,38 @@ def test_latest_prints_one_path_and_names_what_it_passed_over(call: Any, tmp_pat
     assert told.err.splitlines()[-1] == f"ckptctl: no intact checkpoint in {tmp_path}"
 
 
-def test_verify_reads_the_newest_one_that_one_or_all_of_them(call: Any, tmp_path: Path) -> None:
-    """0 only if everything that was asked for is intact."""
-    old, new = committed(tmp_path, 5), committed(tmp_path, 12)
-    told = call("verify", "--dir", tmp_path)
-    assert told.code == 0
-    assert told.lines[0].startswith(f"{new}: intact (1.5 kB read")
-    flip_a_bit(old / "state.pt")
-    assert call("verify", "--dir", tmp_path).code == 0
-    told = call("verify", old)
-    assert (told.code, told.lines[0].split(" (")[0]) == (1, f"{old}: corrupt")
-    assert told.lines[1].startswith("  state.pt: corrupt: ")
-    assert call("verify", old, "--quick").code == 0
-    told = call("verify", "--all", "--dir", tmp_path, "--json")
-    assert told.code == 1
-    assert [value["verdict"] for value in told.values] == ["intact", "corrupt"]
-    assert told.values[1]["findings"][0] | {"reason": ""} == {
-        "verdict": "corrupt", "path": "state.pt", "offset": None, "reason": "",
-    }  # fmt: skip
-    assert call("verify", tmp_path / "step-000000099").code == 1
-    assert call("verify", tmp_path / "latest").code == 0
-
-
-def test_wrong_usage_is_2(call: Any, tmp_path: Path) -> None:
-    """A time that is none, a path and --all together, an unknown command or option."""
-    assert call("log", "--since", "soon", "--dir", tmp_path).code == 2
-    assert call("verify", tmp_path, "--all").code == 2
-    for words in ([], ["lst"], ["ls", "--bogus"], ["log", "--rank", "x"], ["log", "--level", "loud"]):
+def test_wrong_usage_is_2_and_touches_nothing(call: Any, tmp_path: Path) -> None:
+    """A time that is none, a step that is none, contradictions, numbers out of range, an unknown command or option."""
+    committed(tmp_path, 5)
+    before = sorted(tmp_path.iterdir())
+    for words in (
+        ["log", "--since", "soon"], ["verify", tmp_path, "--all"], ["verify", "--deep", "--quick"], ["verify", "newest"],
+        ["show", "best"], ["show", "1e5"], ["keep", "step-5"], ["keep", "10**18"], ["keep", ""], ["keep", tmp_path / "best"],
+    ):  # fmt: skip
+        told = call(*words, "--dir", tmp_path)
+        assert (told.code, told.out, told.err.count("\n")) == (2, "", 1), words
+    for words in (
+        [], ["lst"], ["ls", "--bogus"], ["log", "--rank", "x"], ["log", "--level", "loud"], ["show"], ["keep"],
+        ["prune", "--keep", "0"], ["prune", "--keep", "-1"], ["prune", "--keep", "two"], ["prune", "--keep-every", "1.5"],
+        ["ls", "--keep-every", "0"], ["show", "5", "--files", "9" * 30], ["verify", "--threads", "0"],
+    ):  # fmt: skip
         with pytest.raises(SystemExit) as caught:
             call(*words)
-        assert caught.value.code == 2
+        assert caught.value.code == 2, words
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_bad_variable_is_wrong_usage_only_where_it_counts(tmp_path: Path) -> None:
+    """CKPT_SUPERVISE_KEEP=0 must not prune everything, and says which variable it is; `ls` does not need it."""
+    for step in (5, 6, 7, 8):
+        committed(tmp_path, step)
+    env = {**os.environ, "CKPT_SUPERVISE_KEEP": "0"}
+    done = run([*CTL, "prune", "--dir", str(tmp_path)], env)
+    assert (done.returncode, done.stderr) == (2, b"ckptctl: CKPT_SUPERVISE_KEEP: '0' is not a whole number above 0\n")
+    assert run([*CTL, "ls", "--dir", str(tmp_path)], env).returncode == 0
+    done = run([*CTL, "prune", "--dry-run", "--dir", str(tmp_path)], {**env, "CKPT_SUPERVISE_KEEP": "1"})
+    assert done.stdout.count(b"would go  ") == 3
+    assert done.returncode == 0
 
 
 def test_the_directory_comes_from_the_flag_the_variable_or_the_default(tmp_path: Path) -> None:
@@ -283,8 +224,19 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path, count: int) -> None
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_sizes_are_readable() -> None:
-    """Decimal units, one digit."""
-    assert [ctl.size_text(n) for n in (0, 999, 1_500, 2_000_000, 256 * 10**6, 1_234 * 10**9)] == [
-        "0 B", "999 B", "1.5 kB", "2.0 MB", "256.0 MB", "1.2 TB",
-    ]  # fmt: skip
+def test_the_keys_of_the_json_are_those_of_the_document(call: Any, tmp_path: Path) -> None:
+    """docs/store.md names each command's keys, in their order; a script can rely on them."""
+    text = (Path(__file__).resolve().parents[2] / "docs" / "store.md").read_text()
+    rows = dict(line.strip("|").split("|", 1) for line in text.partition("| command | keys |")[2].splitlines() if "|" in line)
+    described = {name: re.findall(r"`(\w+)`", re.sub(r"\([^)]*\)", "", keys)) for name, keys in rows.items()}
+    committed(tmp_path, 5)
+    both = described[" `ls`, `show` "]
+    for words, keys in (
+        (["ls"], both[: both.index("show")]),
+        (["show", "5"], [key for key in both if key != "show"]),
+        *(([name], described[f" `{name}` "]) for name in ("verify", "latest", "repair")),
+        (["keep", "5"], described[" `keep` "]),
+        (["prune", "--dry-run"], described[" `prune` "]),
+    ):
+        value = call(*words, "--dir", tmp_path, "--json").values[0]
+        assert list(value) == keys, words
