@@ -248,7 +248,8 @@ class Rank:
     def died(self, reason: str) -> None:
         """The process dies of an exception: what ended the training loop was no end of training (round 0)."""
         self._parked = False
-        self._say(wire.Failed(self.who, NO_ROUND, reason[: wire.REASON_CHARS_MAX]))
+        n = self.entered.n if isinstance(self.entered, Position) else int(self.entered)
+        self._say(wire.Failed(self.who, NO_ROUND, reason[: wire.REASON_CHARS_MAX], max(self.done_steps, n)))
 
     # --- inside -------------------------------------------------------------------------------------------------------
 

@@ -114,6 +114,8 @@ class Failed(_Word, frozen=True, tag=True, array_like=True):
     who: Who
     round: int
     reason: str
+    n: int = -1
+    """Round 0: how many steps were finished by then; -1 if that is not known."""
 
 
 class Finished(_Word, frozen=True, tag=True, array_like=True):
@@ -260,6 +262,8 @@ def out_of_range(word: FromRank) -> str:
         at = word.entered if isinstance(word, Ack) else word.at
         if not (0 <= at.n <= NUMBER_MAX and 0 <= at.k <= NUMBER_MAX):
             return f"a position out of range: {tuple(at)}"
+    if isinstance(word, Failed) and not -1 <= word.n <= NUMBER_MAX:
+        return f"a step out of range: {word.n}"
     if isinstance(word, Saved):
         if len(word.files) > FILES_MAX:
             return f"{len(word.files)} files, more than {FILES_MAX}"

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from tests.bench import acknowledged, crowd, gathered, hook_cost, hook_crowded, requeued, started, storm
+from tests.bench import acknowledged, crowd, gathered, hook_cost, hook_crowded, listed, requeued, saved, started, storm, verified
 from tests.bench.figure import Row, busy_cores, not_measured, table
 
 FIGURES: dict[str, Callable[[], list[Row]]] = {
@@ -31,6 +31,9 @@ FIGURES: dict[str, Callable[[], list[Row]]] = {
     "crowded": hook_crowded.measure,
     "rendezvous": gathered.measure,
     "supervisors": crowd.measure,
+    "verified": verified.measure,
+    "saved": saved.measure,
+    "listed": listed.measure,
 }
 
 ERROR_CHARS_MAX = 400

@@ -141,6 +141,14 @@ def test_files_elsewhere_are_copied_in_and_never_hard_linked(tmp_path: Path) -> 
     assert (store / "last.pt").stat().st_nlink == 1
 
 
+def test_a_copy_onto_a_full_disk_says_so(tmp_path: Path) -> None:
+    """The reason that the round is given up for is the disk's, and not that a buffer was still in use."""
+    (tmp_path / "own.bin").write_bytes(bytes(3_000_000))
+    (tmp_path / "partial").mkdir()
+    with largest_file(1_000_000), pytest.raises(OSError, match="File too large"):
+        files.collect(tmp_path / "own.bin", tmp_path / "partial", whole=True, durable=False)
+
+
 @pytest.mark.parametrize("where", ["inside", "outside"])
 def test_links_and_special_files_are_refused(tmp_path: Path, where: str) -> None:
     """What they show may change after the commit."""
