@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 from ckpt_client import wire
 
-from ckpt_supervisor import children, disk, emergency, errands
+from ckpt_supervisor import children, emergency, errands, store
 from ckpt_supervisor.below import Below
 from ckpt_supervisor.core import between, machine, relay, tasks
 from ckpt_supervisor.core import commands as do
@@ -25,13 +25,13 @@ from ckpt_supervisor.core.describe import Entry, describe
 from ckpt_supervisor.core.leaving import before_requeue_line
 from ckpt_supervisor.core.policy import EXIT_STALE
 from ckpt_supervisor.core.state import Phase
-from ckpt_supervisor.disk import Resume
 from ckpt_supervisor.errands import LANES, Errands
 from ckpt_supervisor.garbage import Garbage
 from ckpt_supervisor.journal import Journal, Who
 from ckpt_supervisor.lanes import Lanes
 from ckpt_supervisor.launch import Launch, Started
 from ckpt_supervisor.lines import Lines
+from ckpt_supervisor.resume_gate import NOTHING, Resume
 from ckpt_supervisor.signals import signal_name
 from ckpt_supervisor.stderr import progress, say
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # Only a step of several tasks has these: see others_of.
     from ckpt_supervisor.others import Coordinating, Following
 
 FLUSH_MS = 2_000
-"""At the end the journal gets this long to be written."""
+"""At the end the journal gets this long to be written, and what goes after the last look at a program's files as long to go."""
 
 
 def supervise(launch: Launch) -> int:
@@ -78,8 +78,10 @@ class Supervisor:
     def loop(self) -> int:
         """Start the command, then one event after the other until the machine says Exit."""
         self._begin()
+        store.load_readers()  # After the command's start, which would wait for it.
         while self.exit is None:
             self._send_out()
+            self.errands.saving(self.state.round is not None or self.state.notice is not None)
             self.lines.write()
             ready = dict(self.poller.poll(self._timeout_ms()))
             self._signals()
@@ -141,7 +143,7 @@ class Supervisor:
             self._begin_to_follow(self.following)
             return
         if self.launch.started is not None:
-            self._started(*self.launch.started, disk.NOTHING, 0)
+            self._started(*self.launch.started, NOTHING, 0)
         else:
             self.errands.choose(progress(), self._chosen)
         self.lanes.post("journal", "opening the journal", self._open_journal, _ignore)
@@ -179,6 +181,8 @@ class Supervisor:
         if self.following is None or self.following.is_lost:
             times.append(machine.next_deadline(self.policy, self.state))
         times.append(self.below.sweep_at_ms)
+        if self.below.handover is not None:
+            times.append(self.below.handover.due_ms)
         soonest = min((time for time in times if time is not None), default=None)
         return -1 if soonest is None else max(0, soonest - now_ms())
 
@@ -203,11 +207,12 @@ class Supervisor:
             return ev.Meaning.INTERRUPT
         if number in options.save_signals:
             return ev.Meaning.SAVE
+        notice = ev.Meaning.NOTICE if self.policy.slurm else ev.Meaning.LEAVE
         if number in options.notice_signals:
-            return ev.Meaning.NOTICE if self.policy.slurm else ev.Meaning.LEAVE
+            return notice
         if number in (signal.SIGTERM, signal.SIGHUP):
             return ev.Meaning.LEAVE
-        return None
+        return notice if number == options.pass_signal else None
 
     def _words(self) -> None:
         for word in self.launch.transport.receive():
@@ -261,6 +266,8 @@ class Supervisor:
     def _sweep(self) -> None:
         calm = self.following is None or self.following.is_calm
         self.below.sweep(now_ms(), quiet=self.state.notice is None and calm)
+        if self.below.hand_on(now_ms()):
+            self.errands.forget_mark()
 
     # --- what goes out --------------------------------------------------------------------------------------------------
 
@@ -293,7 +300,11 @@ class Supervisor:
                 if self.coordinating is not None:
                     self.coordinating.have_checked(command)
                 self.errands.carry_out(command, self._protected())
-            case do.LookUp() | do.Commit() | do.DropPartial() | do.Prune() | do.Meet() | do.CallRequeue():
+            case do.PassSignal():
+                if self.below.handover is not None:
+                    self.errands.mark()
+                    self.below.handover.ask(now_ms())
+            case do.LookUp() | do.Commit() | do.DropPartial() | do.Prune() | do.Adopt() | do.Meet() | do.CallRequeue():
                 self.errands.carry_out(command, self._protected())
 
     def _send_out(self) -> None:
@@ -353,6 +364,7 @@ class Supervisor:
 
         following = self.following
         if following is None:
+            self.lines.write()  # The gate reads there how the command has ended.
             self.below.end_for_restart(lambda: self.errands.choose(None, chosen))
             return
         self.below.end()  # A relay starts the next one when the last one has ended.
@@ -401,12 +413,18 @@ class Supervisor:
 
     def _flush(self) -> None:
         """Let the journal be written, within a bound."""
+        if self.policy.adopts and self.state.notice is None:
+            self._wait_for("prune")  # The last look may have made several checkpoints, and nobody comes to remove the old ones.
         self.lines.write()
+        self._wait_for("meeting", "journal")
+
+    def _wait_for(self, *lanes: str) -> None:
+        """Until these lanes have done what is asked of them by now, within a bound."""
         flushed: list[bool] = []
-        for lane in ("meeting", "journal"):
+        for lane in lanes:
             self.lanes.post(lane, "flush", _nothing, lambda _: flushed.append(True))
         end = now_ms() + FLUSH_MS
-        while len(flushed) < 2 and now_ms() < end:
+        while len(flushed) < len(lanes) and now_ms() < end:
             self.poller.poll(max(0, end - now_ms()))
             self.launch.inbox.drain()
             self.lanes.deliver()

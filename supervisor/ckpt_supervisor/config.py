@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import errno
 import os
 import re
+import stat
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +28,9 @@ INHERITED = frozenset({"SOCKET", "RESUME_FROM", "PID", "RESTART", "STATE", "TAG"
 
 CONFIG_BYTES_MAX = 1_000_000
 
+DIR_PAUSES_MS = (50, 250)
+"""Pauses between the looks at a directory that did not answer, as the store has them."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Options:
@@ -34,12 +40,13 @@ class Options:
     every_steps: int
     every_ms: int | None
     keep: int
+    keep_every: int
     resume_arg: str
     notice_signals: tuple[int, ...]
     save_signals: tuple[int, ...]
     lead: Lead
     requeue: Requeue
-    verify: Literal["full", "structure"]
+    verify: Literal["full", "structure", "readback"]
     restarts: int
     grace_ms: int
     kill_wait_ms: int | None
@@ -47,9 +54,18 @@ class Options:
     leave_timeout_ms: int | None
     notice_horizon_ms: int
     allow_restart_from_scratch: bool
+    continues: str
+    resume_tries: int
+    adopt: tuple[str, ...]
+    pass_signal: int | None
     interface: str
     join_timeout_ms: int
     command: tuple[str, ...] = ()
+
+    @property
+    def verify_mode(self) -> Literal["full", "structure"]:
+        """How much is read, wherever it comes from."""
+        return "structure" if self.verify == "structure" else "full"
 
 
 class UsageError(Exception):
@@ -77,12 +93,19 @@ SPECS: tuple[_Spec, ...] = (
     _Spec("every-steps", "N", "0", as_.count(0), "save whenever the number of finished steps is a multiple of N (0: off)"),
     _Spec("every", "TIME", "off", as_.optional(as_.positive_ms, "off"), "save this often, e.g. 10m (off: never)"),
     _Spec("keep", "N", "3", as_.keep, "checkpoints to keep; the newest intact one always stays"),
+    _Spec("keep-every", "STEPS", "0", as_.count(0), "never remove checkpoints of steps that are a multiple of this (0: off)"),
     _Spec("resume-arg", "ARG", "", as_.any_text, "append ARG and the checkpoint's path to the command when there is one"),
     _Spec("notice-signal", "NAMES", "USR1", as_.signals, "signals that mean: save and leave (TERM and INT always do)"),
     _Spec("save-signal", "NAMES", "USR2", as_.save_signals, "signals that mean: save and go on"),
     _Spec("lead", "TIME", "auto", as_.lead, "begin the last save this long before the job's end: auto, 90s, off"),
     _Spec("requeue", "HOW", "auto", as_.requeue, "auto: scontrol requeue; never; exit:N: leave with N (RequeueExit)"),
-    _Spec("verify", "HOW", "full", as_.verify, "check before a commit: full (every byte) or structure (sizes and headers)"),
+    _Spec(
+        "verify",
+        "HOW",
+        "full",
+        as_.verify,
+        "check before a commit: full (every byte), structure (sizes and headers), or readback (every byte, from the disk)",
+    ),
     _Spec("restarts", "N", "0", as_.count(0), "start the command again in place this often when it fails by itself"),
     _Spec("grace", "TIME", "30s", as_.positive_ms, "without Slurm: time from the signal to the kill"),
     _Spec(
@@ -91,8 +114,12 @@ SPECS: tuple[_Spec, ...] = (
     _Spec("save-timeout", "TIME", "15m", as_.positive_ms, "give up a save that holds training longer than this"),
     _Spec("leave-timeout", "TIME", "auto", as_.optional(as_.positive_ms, "auto"), "time for training to end after the commit"),
     _Spec("notice-horizon", "TIME", "10m", as_.positive_ms, "a notice signal this far before the job's end saves, and goes on"),
+    _Spec("adopt", "PATTERNS", "", as_.patterns, "the command saves by itself: what it writes, e.g. 'step_*.pt' (in DIR)"),
+    _Spec("pass-signal", "NAME", "", as_.pass_signal, "the command saves at this signal: hand it on, adopt what it writes"),
     _Spec("interface", "NAME", "", as_.any_text, "network interface, or address, where task 0 listens for the other tasks"),
     _Spec("join-timeout", "TIME", "5m", as_.positive_ms, "how long the other tasks look for task 0's supervisor"),
+    _Spec("continues", "JOB", "", as_.any_text, "this job takes the directory over from that one, even if that is still alive"),
+    _Spec("resume-tries", "N", "3", as_.count(0), "failures right after resuming until the one before is tried (0: never)"),
     _Spec(
         "allow-restart-from-scratch",
         "",
@@ -162,6 +189,10 @@ def read_options(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     if clash:
         names = ", ".join(as_.signal_name(number) for number in sorted(clash))
         problems.append(f"--notice-signal and --save-signal both name {names}: give each a signal of its own")
+    if values.get("pass-signal") is not None and not values.get("adopt", True):
+        problems.append("--pass-signal: say with --adopt which files the command writes, as in --adopt 'step_*.pt'")
+    if values.get("pass-signal") in values.get("save-signal", ()):
+        problems.append("--pass-signal and --save-signal name the same signal: give each one of its own")
     if problems:
         raise UsageError(problems)
     return Options(
@@ -169,6 +200,7 @@ def read_options(argv: Sequence[str], env: Mapping[str, str]) -> Options:
         every_steps=values["every-steps"],
         every_ms=values["every"],
         keep=values["keep"],
+        keep_every=values["keep-every"],
         resume_arg=values["resume-arg"],
         notice_signals=values["notice-signal"],
         save_signals=values["save-signal"],
@@ -182,6 +214,10 @@ def read_options(argv: Sequence[str], env: Mapping[str, str]) -> Options:
         leave_timeout_ms=values["leave-timeout"],
         notice_horizon_ms=values["notice-horizon"],
         allow_restart_from_scratch=values["allow-restart-from-scratch"],
+        continues=values["continues"],
+        resume_tries=values["resume-tries"],
+        adopt=values["adopt"],
+        pass_signal=values["pass-signal"],
         interface=values["interface"],
         join_timeout_ms=values["join-timeout"],
         command=tuple(command),
@@ -264,18 +300,49 @@ def _from_file(path: str, problems: list[str]) -> dict[str, tuple[str, str]]:
 
 def _dir_problems(directory: Path) -> list[str]:
     """Whether the directory can be used, without touching anything."""
-    place = directory.absolute()
     try:
-        if place.exists() or place.is_symlink():
-            if not place.is_dir():
-                return [f"--dir {directory}: is not a directory"]
-            if not os.access(place, os.W_OK | os.X_OK):
-                return [f"--dir {directory}: is not writable"]
-            return []
-        while not place.exists() and not place.is_symlink() and place != place.parent:
-            place = place.parent
-        if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-            return [f"--dir {directory}: does not exist and cannot be made, since {place} is not a writable directory"]
+        os.fsencode(directory)
+        str(directory.absolute()).encode()  # The journal and the protocol name it, and both are UTF-8.
+    except UnicodeEncodeError:
+        shown = str(directory).encode(errors="backslashreplace").decode()
+        return [f"--dir {shown}: its name is not valid UTF-8 in this locale; give it another name, or set LC_ALL=C.UTF-8"]
+    nobody_sets_this = threading.Event()
+    for pause_ms in DIR_PAUSES_MS:  # One ESTALE of a network file system must not end the job (field case 111).
+        try:
+            return _unusable(directory)
+        except OSError:
+            nobody_sets_this.wait(pause_ms / 1000)
+    try:
+        return _unusable(directory)
     except OSError as error:
         return [f"--dir {directory}: {error.strerror or error}"]
+
+
+def _unusable(directory: Path) -> list[str]:
+    """What is wrong for certain. Raises OSError for what another look may answer otherwise, access(2)'s "no" among it."""
+    place = directory.absolute()
+    mode = _mode_of(place)
+    if mode is not None:
+        if not stat.S_ISDIR(mode):
+            return [f"--dir {directory}: is not a directory"]
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "is not writable")
+        return []
+    while mode is None and place != place.parent:
+        place = place.parent
+        mode = _mode_of(place)
+    if mode is None or not stat.S_ISDIR(mode):
+        return [f"--dir {directory}: does not exist and cannot be made, since {place} is not a writable directory"]
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, f"does not exist and cannot be made, since {place} is not a writable directory")
     return []
+
+
+def _mode_of(place: Path) -> int | None:
+    """What it is, or what its link leads to: 0 for a link that leads nowhere, None if nothing is there. Raises OSError."""
+    try:
+        return place.stat().st_mode
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
+    return 0 if place.is_symlink() else None

@@ -110,6 +110,30 @@ def save_signals(text: str) -> tuple[int, ...]:
     return numbers
 
 
+def pass_signal(text: str) -> int | None:
+    """One signal; "" for none."""
+    if not text:
+        return None
+    numbers = signals(text)
+    if len(numbers) != 1:
+        raise ValueError(f"{text!r} is not one signal")
+    return numbers[0]
+
+
+def patterns(text: str) -> tuple[str, ...]:
+    """Names with wildcards, apart by commas: at least one of them has a wildcard for the step."""
+    found = tuple(word for word in (part.strip() for part in text.split(",")) if word)
+    for pattern in found:
+        folder, _, last = pattern.rpartition("/")
+        if "\0" in pattern or not last or ".." in pattern.split("/"):
+            raise ValueError(f"{pattern!r} is not the name of something that a program writes")
+        if any(sign in folder for sign in "*?["):
+            raise ValueError(f"{pattern!r}: only the last part of the path may have a wildcard")
+    if text.strip() and not any(sign in pattern for pattern in found for sign in "*?"):
+        raise ValueError(f"{text!r} has no wildcard where the step is, as in step_*.pt")
+    return found
+
+
 def lead(text: str) -> Lead:
     """`auto`, `off`, or a time."""
     if text == "auto":
@@ -130,9 +154,9 @@ def requeue(text: str) -> Requeue:
 
 
 def verify(text: str) -> str:
-    """`full` or `structure`."""
-    if text not in ("full", "structure"):
-        raise ValueError(f"{text!r} is neither full nor structure")
+    """`full`, `structure` or `readback`."""
+    if text not in ("full", "structure", "readback"):
+        raise ValueError(f"{text!r} is none of full, structure, readback")
     return text
 
 

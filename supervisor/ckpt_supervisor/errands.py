@@ -6,26 +6,31 @@ is an event for the machine. Time-outs are bounds against a hanging controller (
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
 
-from ckpt_supervisor import disk, startup
+from ckpt_supervisor import adoption as adopting
+from ckpt_supervisor import disk, earlier, resume_gate, startup, upkeep
+from ckpt_supervisor.calm import Calm
 from ckpt_supervisor.core import commands as do
 from ckpt_supervisor.core import events as ev
 from ckpt_supervisor.core.between import CheckedFile
 from ckpt_supervisor.core.describe import Entry
 from ckpt_supervisor.core.policy import NOT_LOOKED, Policy
 from ckpt_supervisor.core.views import JobView, NoView
-from ckpt_supervisor.disk import Resume
 from ckpt_supervisor.lanes import Broken, Lanes
 from ckpt_supervisor.launch import Launch
 from ckpt_supervisor.meeting import Meeting, state_directory
 from ckpt_supervisor.meeting import Verdict as MeetVerdict
+from ckpt_supervisor.resume_gate import Resume
+from ckpt_supervisor.signals import signal_name
 from ckpt_supervisor.slurm import Scontrol
 from ckpt_supervisor.stderr import say
 from ckpt_supervisor.store import FileEntry
+from ckpt_supervisor.upkeep import Space, Spared, Upkeep
 
 LOOK_TIMEOUT_S = 12.0
 REQUEUE_TIMEOUT_S = 15.0
@@ -38,9 +43,9 @@ NODE_TURN_MS = 1_000
 LOCAL_TURN_MS = 300
 """How much later each node's supervisors ask Slurm when the coordinator is lost, and each one of a node: a call takes 0.1 s."""
 
-LANES = ("slurm", "requeue", "store", "prune", "journal", "meeting")
+LANES = ("slurm", "requeue", "store", "prune", "drop", "journal", "meeting")
 
-Errand = do.LookUp | do.Verify | do.Commit | do.DropPartial | do.Prune | do.Meet | do.CallRequeue
+Errand = do.LookUp | do.Verify | do.Commit | do.DropPartial | do.Prune | do.Adopt | do.Meet | do.CallRequeue
 
 
 def policy_of(launch: Launch, can_look: bool) -> Policy:
@@ -66,7 +71,9 @@ def policy_of(launch: Launch, can_look: bool) -> Policy:
         lead_ms=options.lead.ms,
         lead_auto=options.lead.auto,
         notice_horizon_ms=options.notice_horizon_ms,
-        verify_full=options.verify == "full",
+        verify_full=options.verify_mode == "full",
+        adopts=bool(options.adopt),
+        passes="" if options.pass_signal is None else signal_name(options.pass_signal),
         restarts=options.restarts,
         resume_step=-1 if launch.started is not None or launch.joined is not None else NOT_LOOKED,
     )
@@ -90,18 +97,27 @@ class Errands:
         self._log = log
         self._entries: dict[int, dict[int, disk.Entries]] = {}
         """The manifest's entries of each round, by the task that has read the files."""
-        self._damaged: set[int] = set()
-        """Steps that were read in full and are not whole: names and sizes may not show it."""
+        self._spared = Spared()
+        """Replaced whenever something changes: lanes read it."""
+        self._plain: set[int] = set()  # Rounds with files of which only the program knows when they are written.
+        self._calm = Calm()
+        self._upkeep = Upkeep(launch.options, launch.epoch, lambda: self._spared, self._calm.wait, self._calm.over)
+        self._room = upkeep.ENOUGH
+        adopts = launch.options.adopt and launch.joined is None
+        self._adoption = adopting.Adoption(launch.options, launch.job, launch.epoch, say) if adopts else None
+        self._has_chosen = launch.started is not None
         job = launch.job
         self.scontrol = Scontrol.locate(job.slurm, launch.env, launch.claims) if job.slurm is not None else None
         self._meeting = Meeting(state_directory(launch.env), job.name, job.step_id, job.attempt, str(launch.options.dir))
 
     def begin(self, kill_wait: Callable[[int], None]) -> None:
         """What is done once at the start, beside everything else."""
-        epoch, options = self._launch.epoch, self._launch.options
+        epoch, options, name = self._launch.epoch, self._launch.options, self._launch.job.name
         self.warn(startup.warnings(self._launch.job, self.scontrol is not None, watched=options.lead.ms is not None))
-        name = self._launch.job.name
-        before = lambda: disk.last_failure(options.dir, name, epoch)  # noqa: E731
+        for line in self._launch.taken_over:
+            say(line)
+            self._log(Entry("taken_over", "info", {"text": line}))
+        before = lambda: earlier.last_failure(options.dir, name, epoch)  # noqa: E731
         self._lanes.post("prune", "reading the journal before", before, self._failed_before)
         if self._launch.started is not None:
             self._sweep()
@@ -127,8 +143,8 @@ class Errands:
             self._lanes.post("meeting", "withdrawing", self._meeting.withdraw, _ignore)
 
     def choose(self, progress: Callable[[int, int], None] | None, then: Callable[[Resume], None]) -> None:
-        """Look for the newest intact checkpoint; what was passed over is told."""
-        options, epoch = self._launch.options, self._launch.epoch
+        """Look for what the next start resumes from; what was passed over is told."""
+        options, job, epoch = self._launch.options, self._launch.job.name, self._launch.epoch
 
         def chosen(resume: Any) -> None:
             if isinstance(resume, Broken):
@@ -136,20 +152,42 @@ class Errands:
             for line in resume.lines:
                 say(line)
                 self._log(Entry("passed_over", "warning", {"text": line}))
-            self._damaged = set(resume.damaged)
+            for note in resume.notes:
+                say(note)
+                self._log(Entry("resuming", "info", {"text": note}))
+            self.warn(list(resume.warnings))
+            read = {resume.step} if resume.path and options.verify_mode == "full" else set()
+            self._spared = Spared(self._spared.protected | {resume.step}, resume.damaged, frozenset(read), self._spared.plain)
+            self._calm.put("choosing", False)
             # Not before: the look may be replacing a manifest, by way of a name that the sweep takes for rubbish.
             self._sweep()
             then(resume)
 
-        self._lanes.post("store", "choosing a checkpoint", lambda: disk.choose(options, epoch, progress), chosen)
+        self._calm.put("choosing", True)  # The one that it falls back to must not be on its way out.
+        self._adopt_first()
+
+        def look(_: Any) -> None:
+            work = lambda: resume_gate.choose(options, job, epoch, progress)  # noqa: E731
+            self._lanes.post("store", "choosing a checkpoint", work, chosen)
+
+        if self._has_chosen:
+            # A restart in place: what the journal is still to be told of the last start counts.
+            self._lanes.post("journal", "flush", lambda: None, look)
+        else:
+            look(None)
+        self._has_chosen = True
 
     def _sweep(self) -> None:
-        options, epoch = self._launch.options, self._launch.epoch
-        self._lanes.post("prune", "sweeping", lambda: disk.sweep(options, epoch), self._pruned)
+        self._lanes.post("prune", "sweeping", self._upkeep.sweep, self._pruned)
+
+    def saving(self, is_on: bool) -> None:
+        """Somebody saves, or the last save is near: what can wait does not touch the disk meanwhile."""
+        self._calm.put("saving", is_on)
 
     def carry_out(self, command: Errand, protected: frozenset[int]) -> None:
         """Run one command. `protected`: steps that are never pruned."""
-        directory, options = self._launch.options.dir, self._launch.options
+        if self._spared.protected != protected:
+            self._spared = dataclasses.replace(self._spared, protected=protected)
         match command:
             case do.LookUp(why=why, after_ms=after_ms):
                 self._look(why, after_ms)
@@ -158,10 +196,12 @@ class Errands:
             case do.Commit():
                 self._commit(command)
             case do.DropPartial(partial=partial):
-                self._lanes.post("prune", "dropping a partial", lambda: disk.drop(directory, partial), self._dropped)
+                self._drop(partial)
             case do.Prune():
-                epoch, damaged = self._launch.epoch, frozenset(self._damaged)
-                self._lanes.post("prune", "pruning", lambda: disk.prune(options, epoch, protected, damaged), self._pruned)
+                self._lanes.post("prune", "pruning", self._upkeep.prune, self._pruned)
+                self._lanes.post("prune", "looking for room", self._upkeep.make_room, self._seen)
+            case do.Adopt(final=final):
+                self._adopt(final)
             case do.Meet():
                 self._lanes.post("meeting", "meeting the other steps", self._meeting.meet, self._met)
             case do.CallRequeue():
@@ -214,16 +254,21 @@ class Errands:
             if isinstance(result, Broken):
                 self._feed(ev.Verified(command.round, mode, f"{result.what}: {result.error}", 0))
                 return
-            problem, count, entries = result
+            (problem, count, entries), cost = result
+            if cost is not None:
+                self._log(Entry("readback", "info", {"round": command.round, **cost}))
             if self._launch.joined is None:
                 self._entries.setdefault(command.round, {})[0] = entries
+                self._plain |= set() if disk.is_spoken_for(command, entries) else {command.round}
                 self._feed(ev.Verified(command.round, mode, problem, count))
             else:
                 files = tuple(CheckedFile(entry.path, entry.bytes, entry.xxh3_128, entry.rank) for entry in entries)
                 self._feed(ev.Verified(command.round, mode, problem, count, files=files))
 
         check = disk.check if self._launch.joined is None else disk.check_share
-        self._lanes.post("store", "verifying", lambda: check(command), verified)
+        from_disk = command.full and self._launch.options.verify == "readback"
+        work = lambda: disk.measured(check, command) if from_disk else (check(command), None)  # noqa: E731
+        self._lanes.post("store", "verifying", work, verified)
 
     def took(self, task: int, number: int, files: tuple[CheckedFile, ...]) -> None:
         """Another task has verified its ranks' files of this round."""
@@ -243,11 +288,56 @@ class Errands:
         def committed(result: Any) -> None:
             if isinstance(result, Broken):
                 result = (ev.CommitResult.FAILED, f"{result.what}: {result.error}")
-            if result[0] is ev.CommitResult.COMMITTED:
-                self._damaged.discard(command.step)  # A damaged one of this step has been put aside.
+            if result[0] in (ev.CommitResult.COMMITTED, ev.CommitResult.ALREADY_THERE):
+                self._stands(command)
             self._feed(ev.Committed(command.round, command.step, *result))
 
         self._lanes.post("store", "committing", commit, committed)
+
+    def _adopt(self, final: bool) -> None:
+        adoption = self._adoption
+        assert adoption is not None
+        adoption.damaged = self._spared.damaged
+
+        def looked(found: Any) -> None:
+            if isinstance(found, Broken):
+                found = adopting.Found(problem=f"{found.what}: {found.error}")
+            steps, mode = set(found.steps), self._launch.options.verify_mode
+            read = self._spared.read | (steps if mode == "full" else set())
+            self._spared = dataclasses.replace(self._spared, damaged=self._spared.damaged - steps, read=read)
+            self._feed(ev.Adopted(found.steps, found.problem, final, found.fresh, found.again))
+
+        work = lambda: adoption.look(final=final, hurries=self._calm.over.is_set)  # noqa: E731
+        self._lanes.post("store", "looking at what the program wrote", work, looked)
+
+    def mark(self) -> None:
+        """The program is about to be signalled: what it has written by now is no answer to that."""
+        if self._adoption is not None:
+            self._lanes.post("drop", "marking what the program wrote", self._adoption.mark, _ignore)
+
+    def forget_mark(self) -> None:
+        """It had the signal already."""
+        if self._adoption is not None:
+            self._adoption.forget_mark()
+
+    def _adopt_first(self) -> None:
+        """What an earlier attempt's program has left; before a checkpoint is chosen."""
+        adoption = self._adoption
+        if adoption is None:
+            return
+        adoption.damaged = self._spared.damaged
+
+        def looked(found: Any) -> None:
+            if isinstance(found, Broken):
+                found = adopting.Found(problem=f"{found.what}: {found.error}")
+            self.warn([*found.lines] or ([f"not kept: {found.problem}"] if found.problem else []))
+            if found.steps:
+                self._log(Entry("adopted", "info", {"steps": list(found.steps), "problem": ""}))
+
+        # Before a restart in place the commands of other tasks still run.
+        is_over = not self._has_chosen or self._launch.job.tasks == 1
+        work = adoption.first_look if is_over else lambda: adoption.look(final=False)
+        self._lanes.post("store", "looking at what the program wrote", work, looked)
 
     def _met(self, verdict: Any) -> None:
         if isinstance(verdict, Broken):
@@ -261,6 +351,39 @@ class Errands:
     def _announced(self, problem: Any) -> None:
         if problem:
             self.warn([f"the state directory cannot be used ({problem}): ckptctl will not find this job by its number"])
+
+    def _stands(self, command: do.Commit) -> None:
+        """This step is committed. A damaged one of it has been put aside; one that was there has been read."""
+        plain = self._spared.plain - {command.step} | ({command.step} if command.round in self._plain else set())
+        damaged = self._spared.damaged - {command.step}
+        read = self._spared.read | ({command.step} if command.verified == "full" else set())
+        self._spared = dataclasses.replace(self._spared, damaged=damaged, read=read, plain=plain)
+
+    def _drop(self, partial: str) -> None:
+        """Out of the way first, and not behind what waits for calm: the disk may be full, and the save is tried once more."""
+
+        def drop() -> tuple[str, Space]:
+            return disk.drop(self._launch.options.dir, partial), self._upkeep.make_room(in_calm=False)
+
+        def dropped(result: Any) -> None:
+            problem, space = (f"{result.what}: {result.error}", result) if isinstance(result, Broken) else result
+            self._dropped(problem)
+            self._seen(space)
+
+        self._lanes.post("drop", "dropping a partial", drop, dropped)
+
+    def _seen(self, space: Any) -> None:
+        """What was found about room is told when it changes."""
+        if isinstance(space, Broken):
+            space = Space(upkeep.UNKNOWN, f"{space.what}: {space.error}")
+        is_new = space.state != self._room and bool(space.text)
+        if is_new:
+            self._room = space.state
+            say(space.text)
+        if is_new or space.removed:
+            level = "info" if space.state == upkeep.ENOUGH else "warning"
+            fields = {"state": space.state, "text": space.text, **space.fields, "removed": list(space.removed)}
+            self._log(Entry("room", level, fields))
 
     def _dropped(self, problem: Any) -> None:
         if problem:

@@ -21,13 +21,13 @@ from ckpt_supervisor.core.describe import Entry
 from ckpt_supervisor.core.describe_relay import describe
 from ckpt_supervisor.core.policy import Policy
 from ckpt_supervisor.core.state import State
-from ckpt_supervisor.disk import Resume
 from ckpt_supervisor.garbage import Garbage
 from ckpt_supervisor.joining import Joined
 from ckpt_supervisor.lanes import Lanes
 from ckpt_supervisor.lines import Lines
 from ckpt_supervisor.links import WORDS_PER_TURN_MAX, Hub, reachable
 from ckpt_supervisor.peers import LINGER_MS, ToCoordinator, ToTasks, see_off
+from ckpt_supervisor.resume_gate import Resume
 
 JOINING_MS = 30_000
 """So soon after the start tasks that have not joined yet may still come, and are waited for to hear the end."""

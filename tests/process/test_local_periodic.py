@@ -111,8 +111,10 @@ def test_the_newest_intact_one_is_chosen_and_what_was_passed_over_is_named(tmp_p
             ["ckpt-supervise", "passed over step-000000120", "corrupt"],
             ["ckpt-supervise", "passed over step-000000110", "missing"],
             ["ckpt-supervise", "passed over step-000000100", "foreign"],
+            ["ckpt-supervise", "resuming from step 90"],
         ]
-        assert [event["text"] for event in run.events("passed_over")] == [line.removeprefix("ckpt-supervise: ") for line in lines]
+        told = [event["text"] for event in [*run.events("passed_over"), *run.events("resuming")]]
+        assert told == [line.removeprefix("ckpt-supervise: ") for line in lines]
         assert run.steps() == [90, 100, 110, 120], "a look deletes nothing"
 
 
@@ -237,6 +239,24 @@ def test_verify_structure_commits_by_sizes_and_reads_every_byte_before_it_is_res
         assert run.code() == 0, run.story()
         assert store.scan(run.dir)[0].manifest is not None
         assert next(c.manifest.verified for c in store.scan(run.dir) if c.step == newest and c.manifest) == "full", run.story()
+
+
+def test_verify_readback_reads_from_the_disk_and_says_what_that_cost(tmp_path: Path) -> None:
+    """`--verify readback` is a full check with a line about its bytes, its time and how much of it the disk gave."""
+    with trained(tmp_path, *FOREVER, options=["--verify", "readback", "--every-steps", 10]) as run:
+        run.event("commit", step=20)
+        run.signal(signal.SIGTERM)
+        assert run.code() == 75, run.story()
+        assert {event["mode"] for event in run.events("verified")} == {"full"}
+        costs = {event["round"]: event for event in run.events("readback")}
+        for verified in run.events("verified"):
+            cost = costs[verified["round"]]
+            assert cost["bytes"] == verified["bytes"] > 0
+            assert cost["ms"] >= 0
+            assert "gb_per_s" in cost
+            assert "disk_bytes" in cost  # Of a file system in memory there is no disk to read from.
+    with trained(tmp_path, "--steps", run.steps()[-1] + 1, options=["--verify", "readback"]) as run:
+        assert run.code() == 0, run.story()
 
 
 def test_the_last_checkpoint_is_found_when_latest_is_gone_or_wrong(tmp_path: Path) -> None:

@@ -262,12 +262,13 @@ def test_a_relay_that_was_stopped_is_heard_again(tmp_path: Path) -> None:
 
 
 def test_without_a_shared_directory_the_error_names_it(tmp_path: Path) -> None:
-    """--dir on a disk of the node: the other tasks find nobody, and say where they have looked."""
+    """Field case 80: --dir on a disk of the node: the other tasks find nobody, and say where they have looked."""
     quick = (*KILL_WAIT, "--join-timeout", "700ms")
     with supervised(tmp_path / "a", toy(), *quick, env=task_env(1, 2), directory=tmp_path / "mine") as run:
         assert run.code() == 2
         assert str(tmp_path / "mine") in run.err
         assert "on a file system that all nodes of the job share" in run.err
+        assert "may be a directory of this node's own" in run.err
 
 
 def test_an_interface_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:

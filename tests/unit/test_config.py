@@ -21,20 +21,26 @@ GIVEN: list[tuple[str, str, str, Any]] = [
     ("every-steps", "500", "every_steps", 500),
     ("every", "10m", "every_ms", 600_000),
     ("keep", "7", "keep", 7),
+    ("keep-every", "10000", "keep_every", 10_000),
     ("resume-arg", "--resume-from", "resume_arg", "--resume-from"),
     ("notice-signal", "USR2,SIGRTMIN+1", "notice_signals", (signal.SIGUSR2, signal.SIGRTMIN + 1)),
     ("save-signal", "rtmin+2", "save_signals", (signal.SIGRTMIN + 2,)),
     ("lead", "90s", "lead", Lead(auto=False, ms=90_000)),
     ("requeue", "exit:85", "requeue", Requeue("exit", 85)),
     ("verify", "structure", "verify", "structure"),
+    ("verify", "readback", "verify", "readback"),
     ("restarts", "2", "restarts", 2),
     ("grace", "1.5m", "grace_ms", 90_000),
     ("kill-wait", "6", "kill_wait_ms", 6_000),
     ("save-timeout", "1h", "save_timeout_ms", 3_600_000),
     ("leave-timeout", "1500ms", "leave_timeout_ms", 1_500),
     ("notice-horizon", "1d", "notice_horizon_ms", 86_400_000),
+    ("adopt", "step_*.pt, tracker.txt", "adopt", ("step_*.pt", "tracker.txt")),
+    ("pass-signal", "SIGTERM", "pass_signal", signal.SIGTERM),
     ("interface", "ib0", "interface", "ib0"),
     ("join-timeout", "90s", "join_timeout_ms", 90_000),
+    ("continues", "4711_3", "continues", "4711_3"),
+    ("resume-tries", "0", "resume_tries", 0),
     ("allow-restart-from-scratch", "yes", "allow_restart_from_scratch", True),
 ]
 
@@ -71,6 +77,7 @@ def test_without_any_option_the_documented_defaults_hold() -> None:
         every_steps=0,
         every_ms=None,
         keep=3,
+        keep_every=0,
         resume_arg="",
         notice_signals=(signal.SIGUSR1,),
         save_signals=(signal.SIGUSR2,),
@@ -84,10 +91,21 @@ def test_without_any_option_the_documented_defaults_hold() -> None:
         leave_timeout_ms=None,
         notice_horizon_ms=600_000,
         allow_restart_from_scratch=False,
+        adopt=(),
+        pass_signal=None,
+        continues="",
+        resume_tries=3,
         interface="",
         join_timeout_ms=300_000,
         command=("python", "train.py", "--lr", "3"),
     )
+
+
+@pytest.mark.parametrize("text", [",", "[", "step_[0].pt", "a.pt", "../step_*.pt", "*/x_*.pt", "x/"])
+def test_patterns_that_mean_nothing_are_refused(text: str) -> None:
+    """One line that says so."""
+    (line,) = problems_of(["--adopt", text, *COMMAND])
+    assert line.startswith("--adopt: ")
 
 
 def test_the_table_of_this_test_covers_every_option() -> None:
@@ -100,7 +118,8 @@ def test_the_table_of_this_test_covers_every_option() -> None:
 def test_every_option_can_be_said_in_three_ways(tmp_path: Path, name: str, text: str, attribute: str, value: Any) -> None:
     """A flag, a variable and a key of the file mean the same."""
     toml = config_file(tmp_path, f'{name} = "{text}"\n')
-    extra = ["--save-signal=WINCH"] if name == "notice-signal" else []  # USR2 would mean two things
+    # USR2 would mean two things; a signal is handed on to who writes something.
+    extra = {"notice-signal": ["--save-signal=WINCH"], "pass-signal": ["--adopt=*.pt"]}.get(name, [])
     assert getattr(read_options([*flags_of(name, text), *extra, *COMMAND], {}), attribute) == value
     assert getattr(read_options([*extra, *COMMAND], {variable(name): text}), attribute) == value
     assert getattr(read_options([*toml, *extra, *COMMAND], {}), attribute) == value
@@ -170,7 +189,7 @@ def test_all_errors_are_told_at_once(tmp_path: Path) -> None:
         (["--kill-wait", "off", *COMMAND], "--kill-wait: 'off' is not a time"),
         (["--every", "ten", *COMMAND], "'ten' is not a time such as 90s, 10m or 1.5h"),
         (["--grace", "9" * 400, *COMMAND], "is longer than a year"),
-        (["--verify", "quick", *COMMAND], "--verify: 'quick' is neither full nor structure"),
+        (["--verify", "quick", *COMMAND], "--verify: 'quick' is none of full, structure, readback"),
         (["--requeue", "exit:256", *COMMAND], "exit:N (N from 1 to 255)"),
         (["--requeue", "always", *COMMAND], "'always' is none of auto, never, exit:N"),
         (["--resume-arg", "--resume-from", *COMMAND], "is written --resume-arg=--resume-from"),
@@ -270,6 +289,20 @@ def test_a_directory_on_a_file_system_that_takes_no_writing_is_refused(tmp_path:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (2, f"ckpt-supervise: --dir {place}: is not writable\n")
     assert not (tmp_path / "started").exists()
+
+
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+@pytest.mark.parametrize(("name", "env"), [(b"e\xff", {}), ("é".encode(), ASCII)])
+def test_a_directory_whose_name_is_no_utf8_is_refused_before_the_start(tmp_path: Path, name: bytes, env: dict[str, str]) -> None:
+    """The journal and the protocol are UTF-8: the run would go on unsaved. One line, and no traceback."""
+    argv = [sys.executable, "-m", "ckpt_supervisor.cli", "--dir", os.fsencode(tmp_path) + b"/" + name, "--", "echo", "started"]
+    done = subprocess.run(argv, capture_output=True, timeout=60, check=False, env={**os.environ, **env})
+    assert (done.returncode, done.stdout) == (2, b"")
+    (line,) = done.stderr.decode().splitlines()
+    assert "UTF-8" in line
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_wrong_usage_exits_2_with_every_error_and_touches_nothing(tmp_path: Path) -> None:
