@@ -178,3 +178,5 @@ def test_three_saves_in_a_row_that_never_become_final_are_told(small: Path) -> N
         assert newest >= step
         assert newest in run.intact()
         os.kill(stuck, signal.SIGKILL)
+        run.signal(signal.SIGTERM)
+        run.code()  # Only a supervisor that ends takes what is below its shell with it.
