@@ -30,6 +30,7 @@ from ckpt_supervisor.ctl_words import (
     out_json,
     there_is,
 )
+from ckpt_supervisor.text import one_line, size_text
 from ckpt_supervisor.view import checkpoints as view
 from ckpt_supervisor.view.ended import has_ended
 
@@ -210,12 +211,12 @@ def _carry_out(
             value = {"step": candidate.step, "path": str(candidate.path), "action": action, "reason": reason or None}
             out_json({**value, "bytes": size})
         else:
-            shown = "-" if candidate.manifest is None else view.size_text(size)
-            out(f"{action:<8}  {candidate.step:>9}  {shown:>9}  {view.harmless(reason)}".rstrip())
+            shown = "-" if candidate.manifest is None else size_text(size)
+            out(f"{action:<8}  {candidate.step:>9}  {shown:>9}  {one_line(reason)}".rstrip())
         if stop.is_set():
             return EXIT_INTERRUPTED
     if not arguments.json:
-        out(f"{view.counted(gone, 'checkpoint')}, {view.size_text(freed)}, {'would go' if arguments.dry_run else 'gone'}")
+        out(f"{view.counted(gone, 'checkpoint')}, {size_text(freed)}, {'would go' if arguments.dry_run else 'gone'}")
         if arguments.dry_run and gone:
             out("Nothing was changed. Before anything goes, those that --keep counts are read in full; if one is bad, less goes.")
     return status

@@ -33,6 +33,7 @@ from ckpt_supervisor.ctl_words import (
     out_json,
     there_is,
 )
+from ckpt_supervisor.text import one_line, size_text
 from ckpt_supervisor.view import checkpoints as view
 
 FOOT = "Verdicts by names, sizes and manifests: no byte was read (ckptctl verify --all reads them)"
@@ -71,7 +72,7 @@ def ls(arguments: argparse.Namespace) -> int:
 def _total_in_words(rows: Sequence[view.Row]) -> str:
     whole = sum(row.kind == "checkpoint" for row in rows)
     others = f" and {view.counted(len(rows) - whole, 'other')}" if len(rows) > whole else ""
-    return f"{view.counted(whole, 'checkpoint')}{others}, {view.size_text(sum(row.size or 0 for row in rows))}"
+    return f"{view.counted(whole, 'checkpoint')}{others}, {size_text(sum(row.size or 0 for row in rows))}"
 
 
 def rows_of(root: Path, candidates: Sequence[store.Candidate], every_steps: int) -> list[view.Row]:
@@ -157,7 +158,7 @@ def verify(arguments: argparse.Namespace) -> int:
             worst = max(worst, status_of(report.verdict))
     if len(paths) > 1 and not arguments.json:
         told = ", ".join(f"{count} {word}" for word, count in counts.items())
-        out(f"{len(paths)} checked: {told}; {view.size_text(read)} read{_speed(read, time.monotonic() - began)}")
+        out(f"{len(paths)} checked: {told}; {size_text(read)} read{_speed(read, time.monotonic() - began)}")
     return worst
 
 
@@ -215,13 +216,13 @@ def _show_report(arguments: argparse.Namespace, path: Path, report: store.Report
         out_json(report_record(path, report, took_s))
         return
     word = view.painted(report.verdict.value, report.verdict.value, look_of(arguments).colour)
-    read = f"{view.size_text(report.bytes_read)} read{_speed(report.bytes_read, took_s)}"
+    read = f"{size_text(report.bytes_read)} read{_speed(report.bytes_read, took_s)}"
     how = "structure only, " if report.mode == "structure" else ""
-    out(f"{view.harmless(str(path))}: {word} ({how}{read})")
+    out(f"{one_line(str(path))}: {word} ({how}{read})")
     for finding in report.findings:
-        out(f"  {view.harmless(str(finding))}")
+        out(f"  {one_line(str(finding))}")
     if report.unchecked:
-        out(f"  no checksum speaks for: {view.harmless(view.listed(report.unchecked))}")
+        out(f"  no checksum speaks for: {one_line(view.listed(report.unchecked))}")
 
 
 def report_record(path: Path, report: store.Report, took_s: float) -> dict[str, Any]:

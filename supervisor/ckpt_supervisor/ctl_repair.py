@@ -26,6 +26,7 @@ from ckpt_supervisor.ctl_words import (
     out,
     out_json,
 )
+from ckpt_supervisor.text import one_line
 from ckpt_supervisor.view import checkpoints as view
 
 DAMAGED_LIKE = ".damaged-…"
@@ -85,7 +86,7 @@ class _Told:
         elif action != "fine":
             would = "would be " if self.dry_run and is_change else ""
             line = f"{name}: {would}{action}" + (f" to {became}" if became else "") + (f": {reason}" if reason else "")
-            out(view.harmless(line))
+            out(one_line(line))
 
     def end(self, intact: int, of: int) -> None:
         """The last line for people."""

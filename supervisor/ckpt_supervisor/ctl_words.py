@@ -24,7 +24,8 @@ from typing import Any
 import msgspec
 
 from ckpt_supervisor import store
-from ckpt_supervisor.view.checkpoints import Look, harmless
+from ckpt_supervisor.text import one_line
+from ckpt_supervisor.view.checkpoints import Look
 from ckpt_supervisor.view.progress import Bar
 
 EXIT_OK = 0
@@ -113,7 +114,7 @@ def could_not_look(directory: Path, error: OSError) -> int:
 
 def complain(line: str) -> None:
     """One line on stderr."""
-    sys.stderr.write(f"ckptctl: {harmless(line)}\n")
+    sys.stderr.write(f"ckptctl: {one_line(line)}\n")
 
 
 def out(line: str) -> None:
@@ -147,7 +148,7 @@ def width_of(fd: int) -> int:
 
 def bar_of(name: str) -> Bar:
     """A progress bar on stderr, or its lines where that is no terminal."""
-    return Bar(sys.stderr, harmless(name), width_of(sys.stderr.fileno()) if sys.stderr.isatty() else None)
+    return Bar(sys.stderr, one_line(name), width_of(sys.stderr.fileno()) if sys.stderr.isatty() else None)
 
 
 class Interrupt:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ckpt_supervisor import procfs, store
 from ckpt_supervisor.config import Options
+from ckpt_supervisor.text import size_text
 
 REMOVALS_MAX = 100_000
 """Most checkpoints that one call removes; the next one goes on."""
@@ -223,14 +224,6 @@ class Upkeep:
             f"removed {', '.join(names[:LISTED_MAX])} beforehand; --keep {self.options.keep} needs more space"
         )
         return Space(MADE, text, {**_fields(room), "problems": problems}, tuple(names))
-
-
-def size_text(count: int) -> str:
-    """Bytes for people: 2.5 GB."""
-    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count / 1000:.1f} kB"
 
 
 def _there(room: store.Room) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from ckpt_supervisor import store
 from ckpt_supervisor.store.layout import keep_name
+from ckpt_supervisor.text import size_text
 from ckpt_supervisor.view import checkpoints as view
 
 from tests.support.ctl_stage import caller, committed
@@ -274,7 +275,7 @@ def _touched(path: Path) -> Path:
 
 def test_sizes_and_counts_are_readable() -> None:
     """Decimal units, one digit."""
-    assert [view.size_text(n) for n in (0, 999, 1_500, 2_000_000, 256 * 10**6, 1_234 * 10**9)] == [
+    assert [size_text(n) for n in (0, 999, 1_500, 2_000_000, 256 * 10**6, 1_234 * 10**9)] == [
         "0 B", "999 B", "1.5 kB", "2.0 MB", "256.0 MB", "1.2 TB",
     ]  # fmt: skip
     assert (view.counted(1, "file"), view.counted(2, "file")) == ("1 file", "2 files")

@@ -13,6 +13,7 @@ import pytest
 from ckpt_supervisor import store, upkeep
 from ckpt_supervisor.calm import Calm
 from ckpt_supervisor.config import Options, read_options
+from ckpt_supervisor.text import size_text
 from ckpt_supervisor.upkeep import Spared, Upkeep
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -183,7 +184,7 @@ def test_when_the_next_one_does_not_fit_the_oldest_goes_beforehand(place: Path) 
     assert (space.state, space.removed) == (upkeep.MADE, ("step-000000010",))
     assert space.text == (
         "no room for the next checkpoint: it needs 1.1 MB, there are 486.9 kB of "
-        f"{upkeep.size_text(space.fields['free_bytes'])} (EDQUOT: a quota); removed step-000000010 beforehand; "
+        f"{size_text(space.fields['free_bytes'])} (EDQUOT: a quota); removed step-000000010 beforehand; "
         "--keep 3 needs more space"
     )
     assert steps(place) == [20, 30]

@@ -114,8 +114,9 @@ from ckpt_supervisor.store.room import Reserve, Room, look_at_room, needed_for, 
 from ckpt_supervisor.store.scan import Candidate, Choice, Search, is_there_late, latest_step, newest_intact, scan
 from ckpt_supervisor.store.stream import Cache
 from ckpt_supervisor.store.trash import settled
-from ckpt_supervisor.store.verdict import Finding, Mode, Report, Verdict, one_line
+from ckpt_supervisor.store.verdict import Finding, Mode, Report, Verdict
 from ckpt_supervisor.store.verify import Expected, Progress, check_files, check_foreign, verify_checkpoint
+from ckpt_supervisor.text import one_line
 
 __all__ = [
     "ATTEMPT",

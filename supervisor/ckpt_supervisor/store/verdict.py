@@ -13,6 +13,8 @@ from typing import Literal
 
 import msgspec
 
+from ckpt_supervisor.text import one_line
+
 Mode = Literal["full", "structure"]
 """`full` reads every byte; `structure` looks at names, sizes and the tables inside the files."""
 
@@ -89,13 +91,6 @@ class Report(msgspec.Struct, frozen=True):
         """The weightiest finding in words, one line, without the verdict; "" when intact."""
         finding = weightiest(self.findings)
         return "" if finding is None else finding.told
-
-
-def one_line(text: str) -> str:
-    """Text that holds names from a disk, as one line that a terminal shows as it is: a name may hold anything."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def weightiest(findings: Iterable[Finding]) -> Finding | None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ckpt_supervisor.store import Finding, Manifest, Verdict
+from ckpt_supervisor.text import one_line, size_text
 from ckpt_supervisor.view.log import moment
 
 FILES_SHOWN = 10
@@ -141,9 +142,9 @@ def _cells(row: Row, now: datetime) -> dict[str, str]:
         "AGE": age_text(manifest, now),
         "SIZE": "-" if row.size is None else size_text(row.size),
         "RANKS": ranks,
-        "CAUSE": "-" if manifest is None else cut(harmless(manifest.cause), _CELL_MAX),
-        "JOB": "-" if manifest is None else cut(harmless(f"{manifest.job}/{manifest.attempt}"), _CELL_MAX),
-        "VERDICT": f"{word}\t{harmless(', '.join(notes))}",
+        "CAUSE": "-" if manifest is None else cut(one_line(manifest.cause), _CELL_MAX),
+        "JOB": "-" if manifest is None else cut(one_line(f"{manifest.job}/{manifest.attempt}"), _CELL_MAX),
+        "VERDICT": f"{word}\t{one_line(', '.join(notes))}",
     }
 
 
@@ -156,7 +157,7 @@ def words(row: Row, resume: str, look: Look, files: int = FILES_SHOWN) -> list[s
     """One checkpoint in words. `resume`: what the next start would do with it."""
     manifest = row.manifest
     verdict = row.verdict or ("not looked into" if row.kind == "damaged" else "none")
-    head = painted(f"step {row.step}", "bold", look.colour) + f"  {harmless(row.path)}"
+    head = painted(f"step {row.step}", "bold", look.colour) + f"  {one_line(row.path)}"
     by_what = "by names and sizes; ckptctl verify reads the bytes" if row.problem is None else row.problem.told
     if row.verdict is None:
         by_what = ""
@@ -167,7 +168,7 @@ def words(row: Row, resume: str, look: Look, files: int = FILES_SHOWN) -> list[s
     if manifest is not None:
         facts += _facts(manifest, look.now)
     if adopted(manifest):
-        facts.append(("adopted", harmless(f"a copy of {listed(adopted(manifest))}, which the program itself wrote")))
+        facts.append(("adopted", one_line(f"a copy of {listed(adopted(manifest))}, which the program itself wrote")))
     if row.marks:
         facts.append(("marks", ", ".join(row.marks)))
     facts.append(("resume", resume))
@@ -178,7 +179,7 @@ def words(row: Row, resume: str, look: Look, files: int = FILES_SHOWN) -> list[s
 
 def _facts(manifest: Manifest, now: datetime) -> list[tuple[str, str]]:
     stamp = moment(manifest.created_at)
-    saved = harmless(manifest.created_at[:40])
+    saved = one_line(manifest.created_at[:40])
     if stamp is not None:
         saved = f"{_in_utc(stamp)} ({age_text(manifest, now)} ago)"
     ranks = f"all {manifest.world_size}"
@@ -188,8 +189,8 @@ def _facts(manifest: Manifest, now: datetime) -> list[tuple[str, str]]:
     verified = {"full": "every byte was read before the commit", "structure": "only names, sizes and tables were looked at"}
     return [
         ("saved", saved),
-        ("cause", harmless(manifest.cause)),
-        ("by", harmless(f"job {manifest.job}, attempt {manifest.attempt}, epoch {manifest.epoch}")),
+        ("cause", one_line(manifest.cause)),
+        ("by", one_line(f"job {manifest.job}, attempt {manifest.attempt}, epoch {manifest.epoch}")),
         ("ranks", ranks),
         ("verified", f"{manifest.verified}: {verified[manifest.verified]}"),
         ("size", f"{size_text(manifest.total_bytes)} in {counted(len(manifest.files), 'file')}"),
@@ -205,12 +206,12 @@ def _in_utc(stamp: datetime) -> str:
 
 def _file_facts(manifest: Manifest, files: int) -> list[tuple[str, str]]:
     shown = manifest.files[:files]
-    pad = max((len(harmless(file.path)) for file in shown), default=0)
+    pad = max((len(one_line(file.path)) for file in shown), default=0)
     lines = []
     for file in shown:
         rank = "nobody reported it" if file.rank is None else f"rank {file.rank}"
         digest = f"xxh3_128 {file.xxh3_128}" if file.xxh3_128 else "no digest"
-        lines.append(f"{harmless(file.path):<{pad}}  {size_text(file.bytes):>9}  {digest}  {rank}")
+        lines.append(f"{one_line(file.path):<{pad}}  {size_text(file.bytes):>9}  {digest}  {rank}")
     if len(manifest.files) > len(shown):
         lines.append(f"and {len(manifest.files) - len(shown)} more (--files {len(manifest.files)}, or --json)")
     return [("files" if number == 0 else "", line) for number, line in enumerate(lines)]
@@ -238,14 +239,6 @@ def age_text(manifest: Manifest | None, now: datetime) -> str:
     return f"{seconds // 86_400}d"
 
 
-def size_text(count: int) -> str:
-    """A number of bytes for people: 1.2 GB."""
-    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} B"
-
-
 def counted(count: int, word: str) -> str:
     """`1 file`, `2 files`."""
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
@@ -254,13 +247,6 @@ def counted(count: int, word: str) -> str:
 def listed(items: Sequence[str], most: int = 5) -> str:
     """The first few, and how many more."""
     return ", ".join(items[:most]) + (f" and {len(items) - most} more" if len(items) > most else "")
-
-
-def harmless(text: str) -> str:
-    """The text with everything escaped that a terminal would obey instead of showing."""
-    if text.isprintable():
-        return text
-    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
 def cut(text: str, width: int | None) -> str:

@@ -13,6 +13,8 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+from ckpt_supervisor.text import one_line
+
 LINE_BYTES_MAX = 1_000_000
 FILES_MAX = 100_000
 
@@ -147,7 +149,7 @@ def readable(line: dict[str, Any], colour: bool = False) -> str:
     when = stamp.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] if stamp else "?"
     who = f"{line.get('job', '?')}/{line.get('attempt', '?')}"
     details = " ".join(f"{key}={_value(value)}" for key, value in line.items() if key not in _STAMPS)
-    text = _harmless(f"{when}  {who}  {str(line.get('event', '?')).replace('_', ' '):<18} {details}".rstrip())
+    text = one_line(f"{when}  {who}  {str(line.get('event', '?')).replace('_', ' '):<18} {details}".rstrip())
     tint = _COLOURS.get(str(line.get("level")), "") if colour else ""
     return f"{tint}{text}\x1b[0m" if tint else text
 
@@ -158,13 +160,6 @@ def _value(value: Any) -> str:
     if isinstance(value, dict | list):
         return json.dumps(value, separators=(",", ":"))
     return "-" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _harmless(text: str) -> str:
-    """The text with everything escaped that a terminal would obey instead of showing."""
-    if text.isprintable():
-        return text
-    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
 def _level(line: dict[str, Any]) -> int:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from ckpt_supervisor.view.checkpoints import size_text
+from ckpt_supervisor.text import size_text
 
 BEGIN_S = 0.3
 DRAW_S = 0.1
