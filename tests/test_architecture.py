@@ -51,7 +51,10 @@ MAY_SLEEP = {"ctl.py", "slurm.py"}
 MAY_CATCH_ALL = {SUPERVISOR / "app.py": 1, SUPERVISOR / "lanes.py": 1, CLIENT / "attachment.py": 2}
 """The bottom of the loop, which still requeues; a lane's work; the user's own save and load."""
 
-MAY_READ_ENVIRON = {SUPERVISOR / "cli.py", SUPERVISOR / "ctl.py", CLIENT / "hook.py", CLIENT / "loop.py"}
+MAY_READ_ENVIRON = {SUPERVISOR / "cli.py", SUPERVISOR / "ctl.py", CLIENT / "__init__.py", CLIENT / "hook.py", CLIENT / "loop.py"}
+
+MAY_DO_ON_IMPORT = {CLIENT / "__init__.py": ["from ckpt_client import shield", "shield.stand_early(os.environ)"]}
+"""In a supervised process the shield stands before training code makes its first worker (docs/decisions/0010)."""
 
 
 @functools.cache
@@ -166,6 +169,18 @@ def test_nothing_happens_on_import() -> None:
                 names = [dotted(node.func) for node in ast.walk(statement) if isinstance(node, ast.Call)]
                 found += [f"{name_of(path)}: {name}" for name in names if touching.match(name)]
     assert found == []
+
+
+def test_only_the_shield_depends_on_where_it_is_imported() -> None:
+    """An `if` at the top of a module asks for types, the version or the main program; one asks for a supervisor."""
+    usual = {"TYPE_CHECKING", "__name__", "sys.version_info"}
+    found = {}
+    for path in MODULES:
+        asked = [node for node in tree(path).body if isinstance(node, ast.If)]
+        unusual = [node for node in asked if not used(ast.Module([ast.Expr(node.test)], [])) & usual]
+        if unusual:
+            found[path] = [ast.unparse(line) for node in unusual for line in node.body]
+    assert found == MAY_DO_ON_IMPORT
 
 
 def test_no_reader_of_a_format_is_imported_before_the_command_runs() -> None:

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import multiprocessing.resource_tracker
 import os
-import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from ckpt_client import wire
+from ckpt_client import shield, wire
 from ckpt_client.channel import Line, Listener, now_ms
 from ckpt_client.files import SaveError, one_line
 from ckpt_client.protocol import NEVER, Rank, Step
@@ -25,9 +23,6 @@ from ckpt_client.wire import NO_ROUND, Position, SavedFile
 
 PARK_SECONDS = 1.0
 """A parked thread looks again at least this often; a change is told to it at once."""
-
-SHIELDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""The notice's signals: they are the supervisor's (docs/slurm.md, section 4)."""
 
 Saver = Callable[[wire.SaveAt], tuple[SavedFile, ...]]
 """Writes this rank's files of one round."""
@@ -54,10 +49,11 @@ class Attachment:
         self._listener = Listener(line, rank, self._changed)
         self._said_left = 0
         self._over = False
+        self._pid = os.getpid()
 
     def begin(self) -> None:
         """Start listening. From here on the process answers for itself until it ends."""
-        close_tracker_hole()
+        shield.settle()
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self.close)
         self._listener.start()
@@ -89,7 +85,7 @@ class Attachment:
 
     def close(self) -> None:
         """The process ends."""
-        if os.getpid() != self.rank.who.pid:
+        if os.getpid() != self._pid:
             return
         # Dying of an uncaught exception is no end of training, although the loop is over: the job must not be taken for one that
         # failed by itself while a notice is in force. The interpreter has set sys.last_type by now; SystemExit does not.
@@ -162,37 +158,7 @@ def _print_trace() -> None:
         traceback.print_exc()
 
 
-def close_tracker_hole() -> None:
-    """Keep `multiprocessing.resource_tracker` from unblocking SIGTERM and SIGINT in this thread (docs/slurm.md, section 4).
-
-    It does that in the thread that first uses spawn, forkserver or shared memory, and children started from there would then
-    die of Slurm's broadcast. Only where the supervisor has blocked SIGTERM for us.
-    """
-    # Whoever has a handler of their own, and has let the signal in for it, keeps it (field case 13).
-    nobodys = {number for number in SHIELDED if signal.getsignal(number) is signal.SIG_DFL}
-    if signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, nobodys):
-        # A shell between has cleared the mask that the supervisor gave us (dash does, bash does not): another thread that runs
-        # already may still take the signal, so it gets a handler that does nothing.
-        for number in SHIELDED:
-            _take_default(number)
-    tracker = vars(multiprocessing.resource_tracker)
-    if "_HAVE_SIGMASK" in tracker:
-        tracker["_HAVE_SIGMASK"] = False
-    _take_default(signal.SIGTERM)  # In case something else unblocks it: harmless then.
-
-
-def _take_default(number: int) -> None:
-    """Put a handler that does nothing in the place of the default action. signal() works in the main thread only."""
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is signal.SIG_DFL:
-        with contextlib.suppress(ValueError):
-            signal.signal(number, _ignore)
-
-
 def gil_is_off() -> bool:
     """Whether two threads may see each other's writes out of order: rule 1 relies on the GIL."""
     enabled: Callable[[], bool] | None = getattr(sys, "_is_gil_enabled", None)
     return enabled is not None and not enabled()
-
-
-def _ignore(_number: int, _frame: object) -> None:
-    """Handler for SIGTERM in a process that the supervisor ends, not Slurm."""

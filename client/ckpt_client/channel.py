@@ -119,14 +119,14 @@ class Line:
             os.close(self.supervisor_fd)
 
 
-def open_line(endpoint: str, supervisor_pid: int) -> Line:
-    """Connect to the supervisor. Raises zmq.ZMQError for an endpoint that cannot be one."""
+def open_line(endpoint: str, own_pid: int, supervisor_pid: int) -> Line:
+    """Connect to the supervisor as `own_pid`. Raises zmq.ZMQError for an endpoint that cannot be one."""
     with contextlib.ExitStack() as undo:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         undo.callback(context.destroy, linger=0)
         dealer = context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.LINGER, 0)
-        dealer.setsockopt(zmq.ROUTING_ID, str(os.getpid()).encode())
+        dealer.setsockopt(zmq.ROUTING_ID, str(own_pid).encode())
         monitor = dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         dealer.connect(endpoint)
         undo.pop_all()
@@ -221,7 +221,7 @@ class Listener:
 def _watch(pid: int) -> int:
     """A pidfd of the supervisor, -1 where there is none to be had.
 
-    Only of an ancestor: in a container with a pid namespace of its own the number may be another process's. There the closed
+    Only of an ancestor: the number may be another process's by now. 0 stands for one in another pid namespace: there the closed
     socket has to tell (EVENT_DISCONNECTED), which it does everywhere.
     """
     if not _is_ancestor(pid):

@@ -14,6 +14,16 @@ RESTARTS_APART = 10_000
 """Generation = restarts in place x this + torchrun's restart count, so that it rises with either."""
 
 
+LOCAL_RANKS = (
+    "LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "SLURM_LOCALID",
+)
+"""Who says which rank of its node a process is, first to be believed first."""
+
+
 class Identity(NamedTuple):
     """Place of a process in its training group."""
 
@@ -34,14 +44,15 @@ def identify(environment: Mapping[str, str], distributed: tuple[int, int] | None
         _pair(environment, "RANK", "WORLD_SIZE"),
         # mpirun's own, before Slurm's: below one task all ranks of mpirun have the same SLURM_PROCID (field case 119).
         _pair(environment, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        _pair(environment, "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+        # MPICH's and Intel's; after those above, as `srun --mpi=pmi2` sets it too, for the task that mpirun is started in.
         _pair(environment, "PMI_RANK", "PMI_SIZE"),
         _pair(environment, "SLURM_PROCID", "SLURM_NTASKS"),
     )
     rank, world_size = next((pair for pair in pairs if pair is not None), (0, 1))
-    local = _number(environment, "LOCAL_RANK")
-    if local is None:
-        local = _number(environment, "SLURM_LOCALID")
-    return Identity(rank, world_size, local or 0, generation, distributed is not None)
+    locals_ = (_number(environment, name) for name in LOCAL_RANKS)
+    local = next((number for number in locals_ if number is not None), 0)
+    return Identity(rank, world_size, local, generation, distributed is not None)
 
 
 def torch_distributed() -> tuple[int, int] | None:

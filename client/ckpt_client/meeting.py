@@ -9,17 +9,22 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import zmq
 
-from ckpt_client import identity, wire
+from ckpt_client import identity, shield, wire
 from ckpt_client.attachment import Attachment, Saver, gil_is_off
 from ckpt_client.channel import HELLO_MAX_MS, Line, greet, now_ms, open_line, tell
 from ckpt_client.identity import Identity
 from ckpt_client.protocol import Rank
 from ckpt_client.wire import Who
+
+MADE_UP_PID_BITS = 48
+"""Random bits of the pid of a process whose own means nothing to its supervisor: no two are alike, and JSON's numbers hold it."""
 
 
 class Meeting(NamedTuple):
@@ -71,12 +76,16 @@ def _meet(endpoint: str, environment: Mapping[str, str], who: Identity, wish: Wi
     if gil_is_off():
         tell("this Python runs without the GIL, which the agreement on a step relies on: training on without supervision")
         return _alone(environment, who)
-    me = Who(who.rank, who.generation, os.getpid())
+    missing = _socket_missing(endpoint)
+    if missing:
+        tell(f"{missing}: rank {who.rank} trains on without supervision")
+        return _alone(environment, who)
+    own_pid, supervisor_pid = pids(environment)
+    me = Who(who.rank, who.generation, own_pid)
     # Before Hello, which says it (rule 10). What raises here is for the training code to see.
     sharded = wish.sharded(who) if callable(wish.sharded) else wish.sharded
-    supervisor = environment.get("CKPT_SUPERVISE_PID", "")
     try:
-        line = open_line(endpoint, int(supervisor) if supervisor.isdecimal() else 0)
+        line = open_line(endpoint, own_pid, supervisor_pid)
     except (zmq.ZMQError, OSError) as error:
         tell(f"cannot reach the supervisor at {endpoint!r} ({error}): training on without supervision")
         return _alone(environment, who)
@@ -86,11 +95,49 @@ def _meet(endpoint: str, environment: Mapping[str, str], who: Identity, wish: Wi
         tell(f"{_why_not(answer)}: rank {who.rank} trains on without supervision")
         line.close(0)
         return _alone(environment, who)
+    shield.stand(environment)
     with contextlib.ExitStack() as undo:
         undo.callback(line.close, 0)
         meeting = _welcomed(line, me, who, wish, answer)
         undo.pop_all()
     return meeting
+
+
+def pids(environment: Mapping[str, str]) -> tuple[int, int]:
+    """The pids of this process and of its supervisor, as names and to watch.
+
+    In a container with a pid namespace of its own pids mean nothing to the supervisor: two ranks may both be process 2, or have
+    the number of a stranger outside. There the name is made up, no pid that a system gives, and the supervisor not watched (0).
+    """
+    supervisor = environment.get("CKPT_SUPERVISE_PID", "")
+    theirs = environment.get("CKPT_SUPERVISE_PIDNS", "")
+    if theirs and theirs != _pid_namespace():
+        return wire.PID_SYSTEM_MAX + 1 + secrets.randbits(MADE_UP_PID_BITS), 0
+    return os.getpid(), int(supervisor) if supervisor.isascii() and supervisor.isdigit() else 0
+
+
+def _pid_namespace() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
+def _socket_missing(endpoint: str) -> str:
+    """What is wrong where the socket is not to be seen, else "". Connecting would wait for it in silence."""
+    if not endpoint.startswith("ipc://"):
+        return ""
+    path = Path(endpoint.removeprefix("ipc://"))
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return (
+            f"the supervisor's socket {path} is not here: either it has ended, or this is a container that does not see the "
+            f"directory; bind-mount {path.parent} into it (apptainer exec --bind {path.parent} ...)"
+        )
+    except OSError as error:
+        return f"cannot reach the supervisor's socket {path} ({error.strerror})"
+    return ""
 
 
 def _alone(environment: Mapping[str, str], who: Identity) -> Meeting:

@@ -29,6 +29,9 @@ REASON_CHARS_MAX = 500
 NUMBER_MAX = (1 << 62) - 1
 """No step or safe point has a higher number."""
 
+PID_SYSTEM_MAX = (1 << 32) - 1
+"""No system gives out a higher pid (Linux: 2**22). Processes of another pid namespace make one up beyond it."""
+
 NO_ROUND = 0
 """Round numbers start at 1; 0 stands for "no round", as in a stop that a rank made by itself."""
 
@@ -251,7 +254,7 @@ def _check_size(frame: bytes) -> None:
 
 def out_of_range(word: FromRank) -> str:
     """What is wrong with the numbers of a word, or ""."""
-    if word.who.rank < 0 or word.who.generation < 0 or word.who.pid <= 0:
+    if word.who.rank < 0 or word.who.generation < 0 or not 0 < word.who.pid <= NUMBER_MAX:
         return f"an identity out of range: {word.who}"
     if isinstance(word, Hello):
         if not word.who.rank < word.world_size <= WORLD_SIZE_MAX:

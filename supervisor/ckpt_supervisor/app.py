@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 from ckpt_client import wire
 
-from ckpt_supervisor import children, emergency, errands, store
+from ckpt_supervisor import children, emergency, errands, leftovers, stale, store
 from ckpt_supervisor.below import Below
 from ckpt_supervisor.core import between, machine, relay, tasks
 from ckpt_supervisor.core import commands as do
@@ -31,6 +31,7 @@ from ckpt_supervisor.journal import Journal, Who
 from ckpt_supervisor.lanes import Lanes
 from ckpt_supervisor.launch import Launch, Started
 from ckpt_supervisor.lines import Lines
+from ckpt_supervisor.meaning import meaning_of
 from ckpt_supervisor.resume_gate import NOTHING, Resume
 from ckpt_supervisor.signals import signal_name
 from ckpt_supervisor.stderr import progress, say
@@ -40,6 +41,10 @@ if TYPE_CHECKING:  # Only a step of several tasks has these: see others_of.
 
 FLUSH_MS = 2_000
 """At the end the journal gets this long to be written, and what goes after the last look at a program's files as long to go."""
+
+
+ASK_MS = 2_000
+"""Processes that the command has left behind get this long after SIGTERM, when nothing presses."""
 
 
 def supervise(launch: Launch) -> int:
@@ -78,6 +83,8 @@ class Supervisor:
     def loop(self) -> int:
         """Start the command, then one event after the other until the machine says Exit."""
         self._begin()
+        leftovers.tell(self.launch.leftovers, self.lines.log)
+        stale.post(self.lanes, self.launch.env, self.lines.log)
         store.load_readers()  # After the command's start, which would wait for it.
         while self.exit is None:
             self._send_out()
@@ -196,23 +203,10 @@ class Supervisor:
                 self._signal(number)
 
     def _signal(self, number: int) -> None:
-        meaning = self._meaning(number)
+        meaning = meaning_of(number, self.launch.options, slurm=self.policy.slurm)
         if meaning is not None:
             self.below.signalled()
             self.feed(ev.SignalCame(signal_name(number), meaning, self.launch.job.task))
-
-    def _meaning(self, number: int) -> ev.Meaning | None:
-        options = self.launch.options
-        if number == signal.SIGINT:
-            return ev.Meaning.INTERRUPT
-        if number in options.save_signals:
-            return ev.Meaning.SAVE
-        notice = ev.Meaning.NOTICE if self.policy.slurm else ev.Meaning.LEAVE
-        if number in options.notice_signals:
-            return notice
-        if number in (signal.SIGTERM, signal.SIGHUP):
-            return ev.Meaning.LEAVE
-        return notice if number == options.pass_signal else None
 
     def _words(self) -> None:
         for word in self.launch.transport.receive():
@@ -264,9 +258,9 @@ class Supervisor:
                 self._carry_out(command)
 
     def _sweep(self) -> None:
-        calm = self.following is None or self.following.is_calm
-        self.below.sweep(now_ms(), quiet=self.state.notice is None and calm)
-        if self.below.hand_on(now_ms()):
+        calm = self.state.notice is None and (self.following is None or self.following.is_calm)
+        self.below.sweep(now_ms(), quiet=calm)
+        if self.below.hand_on(now_ms(), calm=calm):
             self.errands.forget_mark()
 
     # --- what goes out --------------------------------------------------------------------------------------------------
@@ -288,6 +282,8 @@ class Supervisor:
                 self._take_over(reason)
             case do.StartCommand(restart=restart):
                 self._restart(restart)
+            case do.AskCommand():
+                self.below.ask_command()
             case do.EndCommand():
                 runs = self.state.code is None and (self.following is None or self.following.relay.is_running)
                 self.below.end_command(runs=runs)
@@ -400,9 +396,9 @@ class Supervisor:
     def _end(self) -> int:
         assert self.exit is not None
         code, line = self.exit
-        self.below.end()
         if line and (code != 0 or self.state.notice is not None):
-            say(line)
+            say(line)  # First: what comes now may take its time, and the step's output may be cut off.
+        self.below.finish(self._ask_ms())
         self.errands.end()
         if self.coordinating is not None:
             self.coordinating.part(self.policy, self.state, code, now_ms())
@@ -410,6 +406,12 @@ class Supervisor:
             self.following.part()
         self._flush()
         return code
+
+    def _ask_ms(self) -> int:
+        """How long what the command has left behind may take to end; with a notice in force, as far as there is time."""
+        if self.state.notice is None:
+            return ASK_MS
+        return max(0, min(ASK_MS // 2, self.state.notice.budget.out_by_ms - now_ms() - ASK_MS // 2))
 
     def _flush(self) -> None:
         """Let the journal be written, within a bound."""
@@ -422,7 +424,7 @@ class Supervisor:
         """Until these lanes have done what is asked of them by now, within a bound."""
         flushed: list[bool] = []
         for lane in lanes:
-            self.lanes.post(lane, "flush", _nothing, lambda _: flushed.append(True))
+            self.lanes.post(lane, "flush", _ignore, lambda _: flushed.append(True))
         end = now_ms() + FLUSH_MS
         while len(flushed) < len(lanes) and now_ms() < end:
             self.poller.poll(max(0, end - now_ms()))
@@ -462,9 +464,5 @@ def others_of(launch: Launch, lines: Lines) -> tuple[Coordinating | None, Follow
     return Coordinating(launch.hub, lines), None
 
 
-def _ignore(_: Any) -> None:
-    return None
-
-
-def _nothing() -> None:
+def _ignore(_: Any = None) -> None:
     return None

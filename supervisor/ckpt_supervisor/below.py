@@ -6,7 +6,9 @@ not decide whether anything is to be ended: it ends all when it is told to.
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import select
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -15,16 +17,21 @@ from typing import Any
 import zmq
 from ckpt_client.wire import Who
 
-from ckpt_supervisor import children
+from ckpt_supervisor import children, ending
 from ckpt_supervisor.core import events as ev
 from ckpt_supervisor.core.describe import Entry
 from ckpt_supervisor.handover import Handover
 from ckpt_supervisor.launch import Launch
-from ckpt_supervisor.shield import SETTLED_MS, Shield, next_sweep_ms
+from ckpt_supervisor.segments import Segment, segments_of
+from ckpt_supervisor.shield import Shield
 from ckpt_supervisor.signals import signal_name
+from ckpt_supervisor.stderr import say
 
 SWEEP_MS = 1_000
-"""The shield looks at the command's processes this often; half a millisecond of CPU a look is half of what we may cost."""
+"""The shield's first look is this long after the start; from then on it says itself when the next one is due."""
+
+PART_S = 0.2
+"""A guard that was let go has this long to end with what is left; it goes on without us."""
 
 ENDED_MAX = 1_000
 """Most ranks whose ends are remembered; torchrun may start its workers again and again."""
@@ -41,27 +48,31 @@ class Below:
         self._feed = feed
         self._log = log
         self.child: children.Child | None = None
-        self._dropped: children.Child | None = None
-        """A command that was ended for the next start and is not reaped yet; what waits for that."""
-        self._then: Callable[[], None] = _nothing
+        self._held: children.Child | None = None
+        """The command that runs, or ran last: its guard still has what is left below it."""
+        self._then: Callable[[], None] | None = None
+        """What waits for the end of a command that was ended for the next start."""
         self._rank_fds: dict[Who | int, int] = {}
         """Of ranks; and, below a shell that has died of the broadcast, by pid of what lives on without being attached."""
         self._ended_pids: list[int] = []
         self._orphaned: int | None = None
         """Status of a command that has died of the notice's own broadcast while ranks below it live on."""
-        self._rank_codes: list[int] = []
-        self._shield = Shield()
+        self._segments: frozenset[Segment] = frozenset()
+        """Shared memory of those that were killed: nobody else removes it."""
+        self._codes: dict[int, int] = {}
+        """Exit statuses of orphans, by pid, since then."""
+        self._shield = Shield(lambda: children.descendants(launch.claims))
         number = launch.options.pass_signal
-        self.handover = None if number is None else Handover(number, launch.claims, launch.env)
+        self.handover = None if number is None else Handover(number, launch.claims)
         self._signalled = False
         self._sweep_at_ms = now_ms + SWEEP_MS  # Not at once: the claims are locked while the journal's library is imported.
 
     def started(self, child: children.Child) -> None:
         """The command runs."""
-        self.child = child
-        self._poller.register(child.pidfd, zmq.POLLIN)
-        if self.handover is not None and self._launch.job.slurm is not None:
-            self.handover.stand_by()
+        self._let_go()
+        self.child = self._held = child
+        self._poller.register(child.fileno(), zmq.POLLIN)
+        self._log(Entry("guard_started", "debug", {"guard_pid": child.guard_pid}))
 
     def watch(self, who: Who) -> None:
         """Learn of this rank's end by its pidfd. A pid of another namespace is not ours to watch: its silence will tell."""
@@ -82,25 +93,61 @@ class Below:
                 self._ended_pids = [*self._ended_pids, _pid(who)][-ENDED_MAX:]
                 if isinstance(who, Who):
                     self._feed(ev.RankGone(who, "its process has ended"))
+        held = self._held
+        if held is not None and held.fileno() in ready:
+            self._hear(held)
         if self._orphaned is not None and not self._rank_fds:
-            self.reap()
-            code, self._orphaned = max(self._rank_codes, default=self._orphaned), None
-            self._feed(ev.CommandExited(code))
-        dropped = self._dropped
-        if dropped is not None and dropped.pidfd in ready and dropped.status() is not None:
-            self._poller.unregister(dropped.pidfd)
-            dropped.close()
-            self._dropped = None
-            self._then()
-        child = self.child
-        if child is None or child.pidfd not in ready:
-            return
-        status = child.status()
-        if status is not None:
-            self._poller.unregister(child.pidfd)
-            child.close()
-            self.child = None
-            self._command_ended(status, child)
+            self._last_ranks_ended(self._orphaned)
+
+    def _hear(self, held: children.Child) -> None:
+        """What the guard tells."""
+        for news in held.take():
+            if isinstance(news, children.Broadcast):
+                self._broadcast(news)
+            elif isinstance(news, children.Lost):
+                self._guard_lost(held)
+            elif news.pid != held.pid:
+                self._codes[news.pid] = children.exit_code(news.returncode)
+            elif self._then is not None:
+                self._dropped_ended()
+            else:
+                self.child = None
+                self._command_ended(children.exit_code(news.returncode), held)
+
+    def _broadcast(self, news: children.Broadcast) -> None:
+        self.signalled()
+        if self.handover is not None:
+            self.handover.came_to_all(news.number, time.monotonic_ns() // 1_000_000)
+
+    def _guard_lost(self, held: children.Child) -> None:
+        """The command has died with it. What it leaves behind comes back to us, and is ended: nobody watches over it any more."""
+        self._log(Entry("guard_lost", "error", {"guard_pid": held.guard_pid}))
+        self._let_go()
+        self.end()
+
+    def _let_go(self) -> None:
+        """Part from the guard, which ends what may be left below it."""
+        held, self._held = self._held, None
+        if held is not None:
+            self._poller.unregister(held.fileno())
+            held.close(PART_S)
+
+    def _dropped_ended(self) -> None:
+        then, self._then = self._then, None
+        self._let_go()
+        if then is not None:
+            then()
+
+    def _last_ranks_ended(self, code: int) -> None:
+        """Their own statuses stand for that of a command that has died before them."""
+        held, end_s = self._held, time.monotonic() + PART_S
+        while held is not None and not self._codes.keys() & set(self._ended_pids) and time.monotonic() < end_s:
+            select.select([held.fileno()], [], [], 0.01)  # The guard may be about to say so.
+            self._hear(held)
+            held = self._held
+        self.reap()
+        self._orphaned = None
+        self._feed(ev.CommandExited(max((self._codes[pid] for pid in self._ended_pids if pid in self._codes), default=code)))
 
     def _command_ended(self, code: int, child: children.Child) -> None:
         """A shell between that clears its signal mask (dash) dies of Slurm's broadcast: then it is over when its ranks are."""
@@ -113,15 +160,15 @@ class Below:
         if code - 128 in broadcast and self._rank_fds:
             pids = sorted(map(_pid, self._rank_fds))
             self._log(Entry("command_orphaned", "warning", {"code": code, "rank_pids": pids}))
-            self._orphaned, self._rank_codes = code, []
+            self._orphaned = code
+            self._codes.clear()
         else:
-            self._feed(ev.CommandExited(code))
+            self._feed(ev.CommandExited(code, pid=child.pid))
 
     def reap(self) -> None:
-        """Collect orphans. A rank's own status stands for that of a command that has died before it."""
+        """Collect orphans, if the guard is gone or has never been there."""
         for pid, returncode in children.reap_orphans(self._launch.claims).items():
-            if self._orphaned is not None and (pid in self._ended_pids or pid in map(_pid, self._rank_fds)):
-                self._rank_codes.append(children.exit_code(returncode))
+            self._codes[pid] = children.exit_code(returncode)
 
     def _watch_program(self, command: int) -> None:
         """A program that saves by itself attaches nowhere: below a dead shell it is whoever catches the signal that it saves at.
@@ -137,9 +184,11 @@ class Below:
                 self._rank_fds[pid] = fd
                 self._poller.register(fd, zmq.POLLIN)
 
-    def hand_on(self, now_ms: int) -> bool:
+    def hand_on(self, now_ms: int, *, calm: bool) -> bool:
         """Give the program the signal that it saves at, when it is time to; whether it turned out to have it already."""
         handover = self.handover
+        if handover is not None and calm:
+            handover.calm(now_ms)
         if handover is None or handover.due_ms is None or now_ms < handover.due_ms:
             return False
         number = self._launch.options.pass_signal
@@ -151,6 +200,7 @@ class Below:
     def signalled(self) -> None:
         """A signal came: what the same broadcast left pending below us is to be known as such, and at once."""
         self._signalled = True
+        self._shield.hurry()
         self._sweep_at_ms = 0
 
     @property
@@ -159,27 +209,38 @@ class Below:
         return None if self.child is None and self._orphaned is None else self._sweep_at_ms
 
     def sweep(self, now_ms: int, *, quiet: bool) -> None:
-        """Complete terminations that the shield holds up; not `quiet`: a notice is in force, only note what is from outside."""
+        """Complete terminations that the shield holds up; not `quiet`: a notice is in force, what is from outside is its."""
         if self.sweep_at_ms is None or now_ms < self._sweep_at_ms:
             return
         quiet = quiet and not self._signalled
         self._signalled = False
-        # CPU of this thread: on a busy machine, or while another thread imports, the clock on the wall says seconds.
-        began_us = time.thread_time_ns() // 1_000
-        for pid in self._shield.sweep(children.descendants(self._launch.claims), now_ms, quiet=quiet):
-            self._log(Entry("termination_completed", "info", {"pid": pid}))
-        cost_us = time.thread_time_ns() // 1_000 - began_us
-        pause_ms = SETTLED_MS if self._shield.is_waiting(now_ms) else max(SWEEP_MS, next_sweep_ms(cost_us))
-        self._sweep_at_ms = now_ms + pause_ms
+        for done in self._shield.sweep(now_ms, quiet):
+            self._log(Entry("termination_completed", "info", dataclasses.asdict(done)))
+        self._sweep_at_ms = self._shield.next_ms(now_ms)
 
     def end(self) -> None:
-        """End every process below us, but not a scontrol that is just at work for us."""
-        if self.handover is not None:
-            self.handover.end()
-        killed = children.end_all(signal.SIGKILL, self._launch.claims)
+        """End every process below us, but not a scontrol that is just at work for us, nor the guard."""
+        self._segments |= segments_of(ending.alive(self._launch.claims))
+        killed = ending.kill(self._launch.claims)
         if killed:
             self._log(Entry("killed", "info", {"pids": killed}))
         children.reap_orphans(self._launch.claims)
+
+    def ask_command(self) -> None:
+        """SIGTERM to everybody below us: the last word before they are killed."""
+        self._log(Entry("terminated", "info", {"pids": ending.ask(self._launch.claims)}))
+
+    def finish(self, ask_ms: int) -> None:
+        """At our own end nobody of the step is left. `ask_ms`: how long whoever the command has left behind may take."""
+        left = ending.finish(self._held, self._launch.claims, ask_ms / 1_000, self._segments)
+        if left.asked:
+            self._log(Entry("left_behind", "info", {"processes": list(left.asked), "killed": list(left.killed)}))
+        if left.segments:
+            self._log(Entry("segments_removed", "info", {"segments": list(left.segments)}))
+        if left.stuck:
+            self._log(Entry("stuck", "error", {"processes": list(left.stuck)}))
+            say(f"cannot be ended, not even by SIGKILL (uninterruptible sleep?): {', '.join(left.stuck)}")
+        self._let_go()
 
     def end_for_restart(self, then: Callable[[], None]) -> None:
         """End everything, and call `then` when the command that still ran is over: two of them share no GPU.
@@ -188,10 +249,10 @@ class Below:
         """
         self.end()
         self._orphaned = None
+        self._then = then
         if self.child is None:
-            then()
-        else:
-            self._dropped, self._then, self.child = self.child, then, None
+            self._dropped_ended()
+        self.child = None
 
     def end_command(self, *, runs: bool) -> None:
         """End the command. `runs`: its end is waited for, even if it has not been started yet."""
@@ -203,7 +264,3 @@ class Below:
 
 def _pid(who: Who | int) -> int:
     return who if isinstance(who, int) else who.pid
-
-
-def _nothing() -> None:
-    return None

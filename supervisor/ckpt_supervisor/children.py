@@ -1,8 +1,9 @@
-"""Starts the training command, knows what became of it, and ends what is left of its tree.
+"""The training command as the supervisor has it: its start, what became of it, and the end of what is left of its tree.
 
-Owns fork, exec and reaping. Must not decide whom to end, or when. The command finds everything as it would without
-us: its file descriptors, directory, environment and terminal; only some signals are blocked in it and in all below it
-(shield.py says why), and it dies with us, because an orphan would outlive the job (docs/slurm.md, section 4).
+Owns the questions asked about processes below us and the signals sent to them. Must not decide whom to end, or when. The command
+finds everything as it would without us: its file descriptors, directory, environment and terminal; only some signals are blocked
+in it and in all below it (shield.py says why), and it dies with us, because an orphan would outlive the job (docs/slurm.md,
+section 4). A guard starts it and watches over what it starts (guard.py).
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ import dataclasses
 import errno
 import os
 import resource
+import select
 import signal
-import subprocess
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 
 from ckpt_supervisor import procfs
+from ckpt_supervisor.guard import Broadcast, Early, Ended, Guard, Lost, Manner, News
 
-PR_SET_PDEATHSIG = 1
+__all__ = ["Broadcast", "Child", "Claims", "Ended", "Guard", "Lost", "News", "NotStarted", "start"]
+
 PR_SET_CHILD_SUBREAPER = 36
 SYS_PIDFD_OPEN = 434
 """The same on every architecture. Pythons built with old kernel headers (conda's) lack os.pidfd_open."""
@@ -32,6 +36,9 @@ EXIT_STATUS_LOST = 1
 END_PASSES_EMPTY = 2
 END_PASSES_MAX = 100
 """Looks at the tree while it is being ended: it may fork meanwhile."""
+
+LOST_S = 1.0
+"""A command whose guard was killed dies with it; one that sleeps uninterruptibly is not waited for."""
 
 _TERMINAL_SIGNALS = frozenset({signal.SIGINT, signal.SIGHUP})
 
@@ -45,35 +52,22 @@ class Claims:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pids: set[int] = set()
-        self._commands: set[int] = set()
 
     @contextlib.contextmanager
-    def forking(self, command: bool = False) -> Iterator[Callable[[int], None]]:
-        """Held around a fork; call what it yields with the child's pid. `command`: it is the training command."""
-
-        def claim(pid: int) -> None:
-            self._pids.add(pid)
-            if command:
-                self._commands.add(pid)
-
+    def forking(self) -> Iterator[Callable[[int], None]]:
+        """Held around a fork; call what it yields with the child's pid."""
         with self._lock:
-            yield claim
+            yield self._pids.add
 
     def release(self, pid: int) -> None:
         """The child was waited for, or nobody waits for it any longer."""
         with self._lock:
             self._pids.discard(pid)
-            self._commands.discard(pid)
 
     def claimed(self) -> frozenset[int]:
-        """Those that are waited for now."""
+        """Those that are waited for now: the guard, and bounded calls of our own, such as scontrol."""
         with self._lock:
             return frozenset(self._pids)
-
-    def errands(self) -> frozenset[int]:
-        """Those that are waited for now and are not the command: bounded calls of our own, such as scontrol."""
-        with self._lock:
-            return frozenset(self._pids - self._commands)
 
     @contextlib.contextmanager
     def standing_still(self) -> Iterator[Collection[int] | None]:
@@ -96,16 +90,16 @@ class NotStarted:
 
 
 class Child:
-    """The running command. When `pidfd` is readable it has ended, and `status()` says how."""
+    """The running command. When it is readable there is news of it or of others below its guard; `status()` says how it ended."""
 
-    def __init__(self, pid: int, pidfd: int, claims: Claims, shares_terminal: bool) -> None:
+    def __init__(self, pid: int, guard: Guard, shares_terminal: bool) -> None:
         self.pid = pid
-        self.pidfd = pidfd
-        """Stays open until `close`."""
         self.shares_terminal = shares_terminal
-        self._claims = claims
+        self.guard_pid = guard.pid
+        self._guard = guard
         self._returncode: int | None = None
-        self._closed = False
+        self._news: list[News] = []
+        self._is_lost = False
 
     def __enter__(self) -> Child:
         return self
@@ -114,8 +108,8 @@ class Child:
         self.close()
 
     def fileno(self) -> int:
-        """The pidfd."""
-        return self.pidfd
+        """Readable when there is news, and from the guard's end on. Stays open until `close`."""
+        return self._guard.fd
 
     @property
     def returncode(self) -> int | None:
@@ -123,23 +117,31 @@ class Child:
         return self._returncode
 
     def status(self) -> int | None:
-        """None while it runs; then its exit status for others: 128 + n when signal n ended it. Never blocks.
+        """None while it runs; then its exit status for others: 128 + n when signal n ended it. Never blocks for long.
 
-        A status that somebody else took is EXIT_STATUS_LOST: what is not known must not pass for success, as it does in Popen.
+        A status that nobody could take is EXIT_STATUS_LOST: what is not known must not pass for success, as it does in Popen.
         """
-        if self._returncode is None:
-            try:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:
-                self._ended(EXIT_STATUS_LOST)
-            else:
-                if pid:
-                    self._ended(os.waitstatus_to_exitcode(status))
+        self._read()
         return None if self._returncode is None else exit_code(self._returncode)
 
-    def _ended(self, returncode: int) -> None:
-        self._returncode = returncode
-        self._claims.release(self.pid)
+    def take(self) -> list[News]:
+        """What has happened since the last call, to this command and to others. Lost comes once, and is the last of it."""
+        self._read()
+        news, self._news = self._news, []
+        return news
+
+    def _read(self) -> None:
+        if self._is_lost:
+            return
+        for one in self._guard.news():
+            if isinstance(one, Ended) and one.pid == self.pid:
+                self._returncode = one.returncode
+            if isinstance(one, Lost):
+                self._is_lost = True
+                if self._returncode is None:
+                    self._returncode = _died_with_guard(self.pid)
+                    self._news.append(Ended(self.pid, self._returncode))
+            self._news.append(one)
 
     def send(self, number: int) -> bool:
         """Signal the command itself; False when it has ended."""
@@ -147,11 +149,26 @@ class Child:
             return False
         return _kill(self.pid, number)
 
-    def close(self) -> None:
-        """Close the pidfd."""
-        if not self._closed:
-            self._closed = True
-            os.close(self.pidfd)
+    def close(self, wait_s: float = LOST_S) -> bool:
+        """Let the guard go, which ends whoever is left below it; whether all of them are gone within this time."""
+        return self._guard.close(wait_s)
+
+
+def _died_with_guard(pid: int) -> int:
+    """How the command of a guard that is gone has ended: it comes back to us, who are its next subreaper."""
+    _kill(pid, signal.SIGKILL)
+    end_s = time.monotonic() + LOST_S
+    while time.monotonic() < end_s:
+        try:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            if procfs.state_of(pid) == "gone":
+                return EXIT_STATUS_LOST
+            ended = 0  # A process that dies closes its files first, and hands its children on a moment later.
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        select.select([], [], [], 0.001)
+    return -signal.SIGKILL
 
 
 def start(
@@ -161,58 +178,30 @@ def start(
     claims: Claims,
     *,
     own_group: bool,
+    early: Early | None = None,
     files_max: tuple[int, int] | None = None,
+    score: str = "",
 ) -> Child | NotStarted:
-    """Start the command. Only from the main thread: PR_SET_PDEATHSIG fires when the *thread* that forked ends (prctl(2)).
+    """Start the command, by a guard that was begun early or by a new one.
 
     `own_group` gives it a process group of its own, so that ctrl-C reaches the supervisor only. Not under Slurm: proctrack/pgid
     ends a step by its process group and would miss it. And not when stdin is our terminal: a background group is stopped when it
     reads from it. There SIGINT and SIGHUP, which the terminal sends to the whole group, are blocked in the command as well.
-    `files_max`: RLIMIT_NOFILE as it was before this process has raised its own.
+    `files_max`: RLIMIT_NOFILE as it was before this process has raised its own. `score`: its oom_score_adj, "" for ours.
     """
-    if threading.current_thread() is not threading.main_thread():
-        raise RuntimeError("the command must be started from the main thread")
     shares_terminal = own_group and _stdin_is_our_terminal()
     shielded = {*blocked, *(_TERMINAL_SIGNALS if shares_terminal else ())}
-    # Everything is blocked around the fork, so that no handler of ours runs in the child before its exec.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    prepare = _preparation(mask | shielded, own_group and not shares_terminal, files_max)
     try:
-        with claims.forking(command=True) as claim:
-            process = subprocess.Popen(argv, env=env, close_fds=False, preexec_fn=prepare)  # noqa: PLW1509 - see _preparation.
-            claim(process.pid)
+        guard = Guard.begin(claims) if early is None else early.take()
     except OSError as error:
+        return NotStarted(EXIT_CANNOT_RUN, f"the guard of the command could not be started: {error.strerror}")
+    manner = Manner(shielded, own_group and not shares_terminal, files_max, score)
+    try:
+        pid = guard.start(argv, env, manner)
+    except (OSError, ValueError) as error:
+        guard.close()
         return _not_started(argv[0], error)
-    except subprocess.SubprocessError as error:
-        return NotStarted(EXIT_CANNOT_RUN, f"{argv[0]}: {error}")
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    # Popen only forks and execs for us. It must never wait for the child: it would take a lost status for 0.
-    process.returncode = 0
-    fd = pidfd(process.pid)
-    return Child(process.pid, _end_of(process.pid) if fd is None else fd, claims, shares_terminal)
-
-
-def _preparation(mask: Collection[int], own_group: bool, files_max: tuple[int, int] | None) -> Callable[[], None]:
-    """What the child does between fork and exec. All it needs is made ready before the fork: afterwards it must not import."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    parent = os.getpid()
-    ours = [number for number in signal.valid_signals() if callable(signal.getsignal(number))]
-
-    def prepare() -> None:
-        if own_group:
-            os.setpgid(0, 0)
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # It died before the line above.
-            os.kill(os.getpid(), signal.SIGKILL)
-        if files_max is not None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, files_max)
-        signal.set_wakeup_fd(-1)
-        for number in ours:
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-    return prepare
+    return Child(pid, guard, shares_terminal)
 
 
 def raise_files_max() -> tuple[int, int] | None:
@@ -230,8 +219,10 @@ def raise_files_max() -> tuple[int, int] | None:
     return soft, hard
 
 
-def _not_started(command: str, error: OSError) -> NotStarted:
+def _not_started(command: str, error: OSError | ValueError) -> NotStarted:
     """As shells do: 127 when it is not found, 126 when it is there and cannot be run."""
+    if isinstance(error, ValueError):
+        return NotStarted(EXIT_CANNOT_RUN, f"{command}: {error}")
     not_found = error.errno in (errno.ENOENT, errno.ENOTDIR)
     return NotStarted(EXIT_NOT_FOUND if not_found else EXIT_CANNOT_RUN, f"{command}: {error.strerror}")
 
@@ -253,20 +244,6 @@ def pidfd(pid: int) -> int | None:
     libc = ctypes.CDLL(None, use_errno=True)
     fd: int = libc.syscall(SYS_PIDFD_OPEN, pid, 0)
     return fd if fd >= 0 else None
-
-
-def _end_of(pid: int) -> int:
-    """A descriptor that is readable once this child of ours has ended, for kernels without pidfds. Leaves it to be reaped."""
-    read_end, write_end = os.pipe()
-
-    def watch() -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        with contextlib.suppress(ChildProcessError):
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        os.close(write_end)
-
-    threading.Thread(target=watch, name="ckpt-end-of-command", daemon=True).start()
-    return read_end
 
 
 def become_subreaper() -> bool:
@@ -311,18 +288,20 @@ def state_of(pid: int) -> procfs.State:
     return procfs.state_of(pid)
 
 
-def end_all(number: int, claims: Claims | None = None) -> list[int]:
+def end_all(number: int, claims: Claims | None = None, exempt: Callable[[int], bool] | None = None) -> list[int]:
     """Signal every process below us, then SIGCONT, so that stopped ones take it too. Returns those that were signalled.
 
-    Looks again until nobody new is there, as some may fork meanwhile. Calls of our own that are under way (`claims.errands()`)
-    are spared: they end by themselves. Of a SIGTERM nobody dies who has it blocked.
+    Looks again until nobody new is there, as some may fork meanwhile. Calls of our own that are under way (`claims.claimed()`)
+    are spared: they end by themselves; so are those that `exempt` says. Of a SIGTERM nobody dies who has it blocked.
     """
     hit: list[int] = []
-    spared = claims.errands() if claims else frozenset()
+    spared = claims.claimed() if claims else frozenset()
     nobody_new = 0
     for _ in range(END_PASSES_MAX):
         seen = {*hit, *spared}
         fresh = [pid for pid in procfs.descendants() if pid not in seen and procfs.state_of(pid) not in ("zombie", "gone")]
+        if exempt is not None:
+            fresh = [pid for pid in fresh if not exempt(pid)]
         sent = [pid for pid in fresh if _kill(pid, number)]
         for pid in sent:
             _kill(pid, signal.SIGCONT)

@@ -36,7 +36,7 @@ def outlive(child: Child | None, inbox: SignalInbox) -> int | None:
     if child is None:
         return None
     poller = zmq.Poller()
-    poller.register(child.pidfd, zmq.POLLIN)
+    poller.register(child.fileno(), zmq.POLLIN)
     poller.register(inbox.fileno(), zmq.POLLIN)
     while (code := child.status()) is None:
         poller.poll()

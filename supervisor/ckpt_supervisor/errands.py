@@ -113,7 +113,7 @@ class Errands:
     def begin(self, kill_wait: Callable[[int], None]) -> None:
         """What is done once at the start, beside everything else."""
         epoch, options, name = self._launch.epoch, self._launch.options, self._launch.job.name
-        self.warn(startup.warnings(self._launch.job, self.scontrol is not None, watched=options.lead.ms is not None))
+        self.warn(startup.warnings(self._launch.job, self.scontrol is not None, options.lead.ms is not None, options.command))
         for line in self._launch.taken_over:
             say(line)
             self._log(Entry("taken_over", "info", {"text": line}))

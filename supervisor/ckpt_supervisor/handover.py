@@ -3,64 +3,50 @@
 Owns the question whom it is for, and whether Slurm has given it to them already. Must not decide when.
 
 Slurm's own signals reach every process of the step directly (docs/slurm.md, section 4), and a handler that saves must not be
-entered twice: in the usual recipe the second save would write over the first one in the middle. So a process of ours that has all
-signals blocked stands by, a plain `sleep`: a signal that is pending there was sent to everybody, and is not handed on. Whoever
-catches the signal gets it, the topmost such process of each branch only: torchrun tells its workers by itself, and loader workers
-are no one's to end. Shells are passed through: a trap waits for the shell's own child.
+entered twice: in the usual recipe the second save would write over the first one in the middle. What the guard was sent as well
+was sent to everybody, and is not handed on. Whoever catches the signal gets it, the topmost such process of each branch only:
+torchrun tells its workers by itself, and loader workers are no one's to end. Shells are passed through: a trap waits for the
+shell's own child.
 """
 
 from __future__ import annotations
-
-import select
-import signal
-from collections.abc import Mapping
 
 from ckpt_supervisor import children, procfs
 
 SETTLED_MS = 200
 """A broadcast reaches the processes of a step one after the other; this long after it all have it."""
 
-END_S = 0.2
-"""A killed `sleep` is gone within a millisecond; on a machine that hangs it is not waited for."""
+CALM_MS = 5_000
+"""A signal that has led to no notice for this long is none of the next one's."""
 
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "busybox"})
 
 
 class Handover:
-    """`stand_by` beside each start of the command, `ask` when the signal is to be handed on, `hand_on` at `due_ms`.
+    """`ask` when the signal is to be handed on, `hand_on` at `due_ms`; `came_to_all` whenever the guard has got it.
 
     Once in all: whoever asks a second time (an heir, after the coordinator that was lost had asked) is not obeyed.
     """
 
-    def __init__(self, number: int, claims: children.Claims, env: Mapping[str, str]) -> None:
+    def __init__(self, number: int, claims: children.Claims) -> None:
         self._number = number
         self._claims = claims
-        self._env = env
-        self._witness: children.Child | None = None
         self._is_asked = False
+        self._to_all_ms: int | None = None
         self.told: frozenset[int] = frozenset()
         """Who has got the signal from us."""
         self.due_ms: int | None = None
         """When `hand_on` has something to do."""
 
-    def stand_by(self) -> None:
-        """Start the process that shows what was sent to everybody. Without a `sleep` every signal is handed on."""
-        if self._witness is not None and self._witness.status() is None:
-            return
-        argv = ["sleep", "infinity"]
-        every = set(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}
-        started = children.start(argv, self._env, blocked=every, claims=self._claims, own_group=False)
-        self._witness = started if isinstance(started, children.Child) else None
+    def came_to_all(self, number: int, now_ms: int) -> None:
+        """Every process of the step was sent this signal."""
+        if number == self._number:
+            self._to_all_ms = now_ms
 
-    def end(self) -> None:
-        """The witness is not needed any more; it is no process of the program's that was left behind."""
-        witness, self._witness = self._witness, None
-        if witness is not None:
-            witness.send(signal.SIGKILL)
-            select.select([witness.pidfd], [], [], END_S)  # Else it would be told as something that was still there.
-            if witness.status() is None:
-                self._claims.release(witness.pid)  # It is collected as any orphan is.
-            witness.close()
+    def calm(self, now_ms: int) -> None:
+        """No notice is in force: what was sent to all a while ago belonged to something that is over, such as a rehearsal."""
+        if self.due_ms is None and self._to_all_ms is not None and now_ms > self._to_all_ms + CALM_MS:
+            self._to_all_ms = None
 
     def ask(self, now_ms: int) -> None:
         """Hand the signal on as soon as a broadcast of it would have reached everybody."""
@@ -74,8 +60,7 @@ class Handover:
         `command`: its pid, which gets the signal when nobody below catches it; None when it is over.
         """
         self.due_ms = None
-        witness = self._witness
-        if witness is not None and witness.status() is None and procfs.is_pending(witness.pid, self._number):
+        if self._to_all_ms is not None:
             return [], True
         pids = self.program(command)
         if not pids and command is not None:

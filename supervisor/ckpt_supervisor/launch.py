@@ -15,16 +15,18 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from ckpt_supervisor import children, startup
+from ckpt_supervisor import children, launchers, oom, procfs, startup
 from ckpt_supervisor.config import Options
+from ckpt_supervisor.guard import Early
 from ckpt_supervisor.signals import SignalInbox
 from ckpt_supervisor.slurm import SlurmEnv
 from ckpt_supervisor.startup import Job
 from ckpt_supervisor.stderr import say
-from ckpt_supervisor.transport import NoPlace, Transport
+from ckpt_supervisor.transport import NoPlace, Transport, places
 
 if TYPE_CHECKING:  # What only a step of several tasks needs is imported there: it takes time before the command's start.
     from ckpt_supervisor.joining import Joined
+    from ckpt_supervisor.leftovers import Ended
     from ckpt_supervisor.links import Hub
 
 EXIT_USAGE = 2
@@ -45,14 +47,19 @@ class Launch:
     inbox: SignalInbox
     transport: Transport
     claims: children.Claims
+    early: Early
     hub: Hub | None = None
     """Where the other tasks report, if there are any and this is task 0."""
     joined: Joined | None = None
     """The way to the coordinator, if this is another task."""
     files_max: tuple[int, int] | None = None
     """RLIMIT_NOFILE for the command, if it was raised for this process."""
+    score: str = ""
+    """The command's oom_score_adj."""
     taken_over: tuple[str, ...] = ()
     """What is to be told of another job that held the directory."""
+    leftovers: Ended | None = None
+    """What an earlier attempt had left running here, if it was looked for."""
     started: tuple[list[str], Started] | None = None
     started_at: tuple[int, int] | None = None
     """When that was: wall clock in ns, monotonic in ms; the loop, which has a journal, begins later."""
@@ -67,19 +74,37 @@ class Launch:
         argv = startup.command_line(self.options.command, self.options.resume_arg, resume_from)
         env = {
             **self.env,
+            **launchers.environment_for(self.env, self.options.pass_signal, self.options.save_timeout_ms),
             "CKPT_SUPERVISE_SOCKET": self.transport.endpoint,
             "CKPT_SUPERVISE_RESUME_FROM": resume_from,
             "CKPT_SUPERVISE_DIR": str(self.options.dir),
             "CKPT_SUPERVISE_PID": str(os.getpid()),
+            "CKPT_SUPERVISE_PIDNS": procfs.pid_namespace(),
             "CKPT_SUPERVISE_RESTART": str(restart),
-            "CKPT_SUPERVISE_TAG": f"{self.job.name}.{self.job.step_id}.{self.epoch}",
+            "CKPT_SUPERVISE_TAG": self.tag,
         }
         blocked = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, *self.options.notice_signals, *self.options.save_signals}
         if self.options.pass_signal is not None:
             blocked.discard(self.options.pass_signal)  # The program's own handler is for it.
+        env["CKPT_SUPERVISE_SHIELD"] = " ".join(str(int(number)) for number in sorted(blocked))
         return argv, children.start(
-            argv, env, blocked=blocked, claims=self.claims, own_group=self.job.slurm is None, files_max=self.files_max
+            argv,
+            env,
+            blocked=blocked,
+            claims=self.claims,
+            own_group=self.job.slurm is None,
+            early=self.early,
+            files_max=self.files_max,
+            score=self.score,
         )
+
+    @property
+    def tag(self) -> str:
+        """In the environment of everything below: which supervisor it belongs to, also when that is long dead (leftovers.py)."""
+        me = os.getpid()
+        seen = procfs.stat(me)
+        ticks = 0 if seen is None else seen.started
+        return f"{self.job.name}.{self.job.step_id}.{self.epoch}.{self.job.task}.{me}.{ticks}"
 
 
 def run(options: Options, env: Mapping[str, str], supervise: Callable[[Launch], int]) -> int:
@@ -88,14 +113,19 @@ def run(options: Options, env: Mapping[str, str], supervise: Callable[[Launch], 
     extra = {*options.notice_signals, *options.save_signals}
     if options.pass_signal is not None:
         extra.add(options.pass_signal)
-    with SignalInbox(extra, last=True) as inbox, contextlib.ExitStack() as stack:
+    claims = children.Claims()
+    score = str(oom.command_score(oom.protect_self()))  # First: the guard is to be protected as well.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # Until there are handlers: it sees what we found.
+    with Early(claims, before, env) as early, SignalInbox(extra, last=True) as inbox, contextlib.ExitStack() as stack:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before - inbox.handled)
         try:
-            launch = _prepared(stack, options, env, job, inbox)
+            launch = _prepared(stack, options, env, job, (inbox, claims, early))
         except _Unfit as error:
             say(str(error))
             _leave_word(options, job, error.code, str(error))
             return error.code
         children.become_subreaper()
+        launch = _alone(dataclasses.replace(launch, score=score))
         stand = None if launch.joined is None else launch.joined.start
         if stand is not None:
             launch = launch.with_command(stand.resume_from, stand.restart)
@@ -104,6 +134,15 @@ def run(options: Options, env: Mapping[str, str], supervise: Callable[[Launch], 
         code = supervise(launch)
         _leave_word(options, job, code, f"status {code}")
         return code
+
+
+def _alone(launch: Launch) -> Launch:
+    """End what an earlier attempt has left running on this node, before the command needs its GPUs. A first start has nobody."""
+    if launch.epoch <= 1 and launch.job.attempt == 0 and not startup.has_checkpoints(launch.options.dir):
+        return launch
+    from ckpt_supervisor import leftovers
+
+    return dataclasses.replace(launch, leftovers=leftovers.end(launch.job, launch.options.dir, launch.env))
 
 
 def _leave_word(options: Options, job: Job, code: int, line: str) -> None:
@@ -122,11 +161,17 @@ class _Unfit(Exception):
         self.code = code
 
 
-def _prepared(stack: contextlib.ExitStack, options: Options, env: Mapping[str, str], job: Job, inbox: SignalInbox) -> Launch:
+def _prepared(
+    stack: contextlib.ExitStack,
+    options: Options,
+    env: Mapping[str, str],
+    job: Job,
+    ours: tuple[SignalInbox, children.Claims, Early],
+) -> Launch:
     """Everything that stands before the command. Raises _Unfit."""
-    places = [env.get("XDG_RUNTIME_DIR", ""), env.get("TMPDIR", ""), "/tmp", "/dev/shm", "/var/tmp"]  # noqa: S108 - mkdtemp inside
+    inbox, claims, early = ours
     try:
-        transport = stack.enter_context(Transport(places))
+        transport = stack.enter_context(Transport(places(env)))
     except NoPlace as error:
         raise _Unfit(str(error)) from error
     if job.task > 0 and job.tasks > 1:
@@ -140,13 +185,12 @@ def _prepared(stack: contextlib.ExitStack, options: Options, env: Mapping[str, s
             raise _Unfit(str(error), EXIT_STALE) from error
         except joining.Concluded as error:
             raise _Unfit(str(error), error.code) from error
-        return Launch(options, env, job, joined.epoch, inbox, transport, children.Claims(), joined=joined)
+        return Launch(options, env, job, joined.epoch, inbox, transport, claims, early, joined=joined)
     # The other tasks need nothing of it before their command runs.
     from ckpt_supervisor.holding import Asking
     from ckpt_supervisor.store import HeldByOther, take_epoch
     from ckpt_supervisor.store.look import Patience
 
-    claims = children.Claims()
     asking = Asking(env, claims, job.name, options.dir)
     try:
         Patience().look(lambda: options.dir.mkdir(parents=True, exist_ok=True))
@@ -161,7 +205,7 @@ def _prepared(stack: contextlib.ExitStack, options: Options, env: Mapping[str, s
     files_max = children.raise_files_max() if job.tasks > 1 else None
     hub = _hub(stack, options, job, epoch)
     taken_over = tuple(asking.lines)
-    return Launch(options, env, job, epoch, inbox, transport, claims, hub=hub, files_max=files_max, taken_over=taken_over)
+    return Launch(options, env, job, epoch, inbox, transport, claims, early, hub=hub, files_max=files_max, taken_over=taken_over)
 
 
 def _hub(stack: contextlib.ExitStack, options: Options, job: Job, epoch: int) -> Hub | None:

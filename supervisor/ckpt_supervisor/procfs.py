@@ -37,16 +37,27 @@ class Stat:
 
 
 def _read(path: str, bytes_max: int) -> str | None:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except (FileNotFoundError, ProcessLookupError, NotADirectoryError, PermissionError):
+    content = _read_bytes(path, bytes_max)
+    return None if content is None else content.decode("utf-8", "replace")
+
+
+def _read_bytes(path: str, bytes_max: int) -> bytes | None:
+    fd = _open(path)
+    if fd is None:
         return None
     try:
-        return os.read(fd, bytes_max).decode("utf-8", "replace")
+        return os.read(fd, bytes_max)
     except (ProcessLookupError, PermissionError):
         return None
     finally:
         os.close(fd)
+
+
+def _open(path: str) -> int | None:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, ProcessLookupError, NotADirectoryError, PermissionError):
+        return None
 
 
 def stat(pid: int) -> Stat | None:
@@ -63,6 +74,30 @@ def state_of(pid: int) -> State:
     """What the process is doing; sleeping counts as running."""
     seen = stat(pid)
     return "gone" if seen is None else seen.state
+
+
+def status(pid: int) -> bytes | None:
+    """Its status file as it is now (proc_pid_status(5)); None when it is gone."""
+    return _read_bytes(f"/proc/{pid}/status", STATUS_BYTES_MAX)
+
+
+def open_status(pid: int) -> int | None:
+    """The same as a descriptor that can be read at 0 again and again, and only as long as this very process lives.
+
+    None when it is gone, and when no more files can be opened.
+    """
+    try:
+        return _open(f"/proc/{pid}/status")
+    except OSError:
+        return None
+
+
+def shares_pid_namespace(pid: int) -> bool | None:
+    """Whether pids mean the same to that process and to us; None when it does not show."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid") == os.readlink("/proc/self/ns/pid")  # noqa: PTH115
+    except OSError:
+        return None
 
 
 def term_is_stuck(pid: int) -> bool:
@@ -163,6 +198,14 @@ def by_psutil(pid: int, recursive: bool) -> list[int]:
         return []
 
 
+def pid_namespace() -> str:
+    """Which pid namespace we are in, `pid:[4026531836]`; "" where that does not show. Pids of another one mean nothing here."""
+    try:
+        return os.readlink("/proc/self/ns/pid")  # noqa: PTH115
+    except OSError:
+        return ""
+
+
 def describe(pid: int) -> str:
     """A name for people: `4711 python train.py (sleeping)`."""
     import psutil
@@ -217,3 +260,89 @@ def _is_for_writing(pid: int, number: str) -> bool:
         if name == "flags":
             return int(flags, 8) & os.O_ACCMODE != os.O_RDONLY
     return False
+
+
+ENVIRON_BYTES_MAX = 1 << 20
+"""Of one process; Linux allows more, and what stands beyond it is not seen."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kin:
+    """From /proc/PID/stat as well, for processes that are not below us. The first thread may be a zombie before others end."""
+
+    state: State
+    parent: int
+    session: int
+    threads: int
+    started: int
+
+
+def kin(pid: int) -> Kin | None:
+    """The same look as `stat`, with what tells whose process it is."""
+    text = _read(f"/proc/{pid}/stat", STATUS_BYTES_MAX)
+    if not text:
+        return None
+    fields = text[text.rfind(")") + 2 :].split()
+    numbers = [int(fields[place]) for place in (1, 3, 17, 19)]
+    return Kin(_STATES.get(fields[0], "running"), *numbers)
+
+
+def everybody() -> list[int]:
+    """Every process of the machine that can be seen from here."""
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208
+
+
+def newest() -> int:
+    """The number that was given to a process or thread last (proc_loadavg(5)); 0 if that cannot be told. Numbers start again."""
+    number = (_read("/proc/loadavg", STATUS_BYTES_MAX) or "").rpartition(" ")[2].strip()
+    return int(number) if number.isdecimal() else 0
+
+
+def owner(pid: int) -> int | None:
+    """The user of a process as far as it shows itself to that user; None when it is gone."""
+    try:
+        return os.stat(f"/proc/{pid}").st_uid  # noqa: PTH116
+    except OSError:
+        return None
+
+
+def of_user(uid: int) -> list[int]:
+    """Every process of this user that shows itself as such, ourselves among them."""
+    return [pid for pid in everybody() if owner(pid) == uid]
+
+
+def environ(pid: int) -> dict[str, str]:
+    """What it was given as its environment when it was started; empty when it does not show it."""
+    text = _read(f"/proc/{pid}/environ", ENVIRON_BYTES_MAX) or ""
+    return {key: value for key, found, value in (line.partition("=") for line in text.split("\0")) if found}
+
+
+def words(pid: int) -> list[str]:
+    """Its command line, as far as it is of a sensible length; empty for a zombie."""
+    return (_read(f"/proc/{pid}/cmdline", STATUS_BYTES_MAX) or "").split("\0")
+
+
+def namespaces(pid: int | str = "self") -> tuple[int, int]:
+    """Inodes of its pid and time namespaces: pids and start times are to be compared within one only. 0 for what is not there."""
+    found = []
+    for name in ("pid", "time"):
+        try:
+            found.append(os.stat(f"/proc/{pid}/ns/{name}").st_ino)  # noqa: PTH116
+        except OSError:
+            found.append(0)
+    return found[0], found[1]
+
+
+def maps(pid: int, bytes_max: int) -> str:
+    """Its mappings as proc_pid_maps(5) has them, as far as they fit; each read gives a page of them at most."""
+    parts: list[bytes] = []
+    left = bytes_max
+    try:
+        with open(f"/proc/{pid}/maps", "rb", buffering=0) as file:  # noqa: PTH123
+            while left > 0 and (part := file.read(left)):
+                parts.append(part)
+                left -= len(part)
+    except OSError:
+        return ""
+    text = b"".join(parts)
+    return text[: text.rfind(b"\n") + 1].decode("utf-8", "replace")

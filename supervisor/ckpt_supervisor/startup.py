@@ -10,6 +10,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
+from ckpt_supervisor import launchers
 from ckpt_supervisor.slurm import SlurmEnv
 
 
@@ -78,7 +79,7 @@ def command_line(command: Sequence[str], resume_arg: str, path: str) -> list[str
     return words if found else [*words, resume_arg, path]
 
 
-def warnings(job: Job, scontrol_found: bool, watched: bool = True) -> list[str]:
+def warnings(job: Job, scontrol_found: bool, watched: bool = True, command: Sequence[str] = ()) -> list[str]:
     """What the environment and the options alone show to be wrong, with what to do about it. `watched`: not --lead off."""
     slurm = job.slurm
     if slurm is None:
@@ -98,6 +99,12 @@ def warnings(job: Job, scontrol_found: bool, watched: bool = True) -> list[str]:
         lines.append(
             "the watch on the job's end is off (--lead off): unless sbatch --signal=USR1@90 or the like warns this step, the "
             "first word of the time limit is the SIGTERM that ends it, and only KillWait is left for the save"
+        )
+    if launchers.calls_srun(command):
+        lines.append(
+            "the command starts a further srun: with ProctrackType linuxproc or pgid that one gets Slurm's signals too and kills "
+            "its tasks before they can save, and tasks on other nodes are not supervised; write `srun ckpt-supervise -- ...` "
+            "around the training itself"
         )
     return lines
 

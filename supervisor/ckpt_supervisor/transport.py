@@ -10,10 +10,11 @@ Two things keep other users out, either would do: the directory has mode 0700, a
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -29,6 +30,11 @@ PATH_BYTES_MAX = 107
 
 WORDS_PER_TURN_MAX = 1_000
 """Most words taken in one turn of the loop, so that signals are never kept waiting by a flood."""
+
+
+def places(env: Mapping[str, str]) -> list[str]:
+    """Where the socket may be, the best first; "" for what is not set."""
+    return [env.get("XDG_RUNTIME_DIR", ""), env.get("TMPDIR", ""), "/tmp", "/dev/shm", "/var/tmp"]  # noqa: S108 - mkdtemp inside
 
 
 class NoPlace(Exception):
@@ -64,6 +70,7 @@ class Transport:
         self.socket.close(linger=0)
         self._context.destroy(linger=0)
         shutil.rmtree(self._directory, ignore_errors=True)
+        os.close(self._lock)
 
     @property
     def garbage_count(self) -> int:
@@ -78,16 +85,24 @@ class Transport:
         except OSError as error:
             return error.strerror or str(error)
         path = directory / "s"
+        lock = -1
         try:
-            problem = _unfit(path) or _close_to_others(directory)
+            lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            problem = _unfit(path) or _close_to_others(lock)
             if not problem:
+                # For as long as this process lives: whoever sweeps up (stale.py) can tell it from one that was killed, also
+                # between bind and listen, when a socket refuses connections.
+                with contextlib.suppress(OSError):
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self.socket.bind(f"ipc://{path}")
         except (zmq.ZMQError, OSError) as error:
             problem = error.strerror or str(error)
         if problem:
             shutil.rmtree(directory, ignore_errors=True)
+            if lock >= 0:
+                os.close(lock)
         else:
-            self._directory = directory
+            self._directory, self._lock = directory, lock
             self.endpoint = f"ipc://{path}"
         return problem
 
@@ -126,15 +141,11 @@ def _unfit(path: Path) -> str:
     return "" if name == str(path).encode(errors="replace") else "a path that is no UTF-8"
 
 
-def _close_to_others(directory: Path) -> str:
+def _close_to_others(fd: int) -> str:
     """Make sure that a new directory is this user's alone; why it is not, or "". Some file systems give all the same mode."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        if os.fstat(fd).st_mode & 0o777 != 0o700:
-            os.fchmod(fd, 0o700)
-        seen = os.fstat(fd)
-    finally:
-        os.close(fd)
+    if os.fstat(fd).st_mode & 0o777 != 0o700:
+        os.fchmod(fd, 0o700)
+    seen = os.fstat(fd)
     if seen.st_uid != os.geteuid():
         return f"a new directory there belongs to uid {seen.st_uid}"
     return "" if seen.st_mode & 0o777 == 0o700 else f"a new directory there has mode {seen.st_mode & 0o777:04o}"

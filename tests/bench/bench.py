@@ -18,13 +18,27 @@ import sys
 import time
 from collections.abc import Callable
 
-from tests.bench import acknowledged, crowd, gathered, hook_cost, hook_crowded, listed, requeued, saved, started, storm, verified
+from tests.bench import (
+    acknowledged,
+    crowd,
+    gathered,
+    hook_cost,
+    hook_crowded,
+    listed,
+    requeued,
+    saved,
+    shielded,
+    started,
+    storm,
+    verified,
+)
 from tests.bench.figure import Row, busy_cores, not_measured, table
 
 FIGURES: dict[str, Callable[[], list[Row]]] = {
     "hook": hook_cost.measure,
     "start": started.measure_start,
     "idle": started.measure_idle,
+    "shield": shielded.measure,
     "signals": storm.measure,
     "acknowledged": acknowledged.measure,
     "requeue": requeued.measure,

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,11 +37,10 @@ def running(*argv: str, env: dict[str, str] | None = None, own_group: bool = Fal
 
 
 def end_of(child: Child) -> int:
-    """Its exit status, once its pidfd says that it has ended."""
-    readable, _, _ = select.select([child.pidfd], [], [], BOUND_S)
-    assert readable
-    status = child.status()
-    assert status is not None
+    """Its exit status, once its guard says that it has ended."""
+    while (status := child.status()) is None:
+        readable, _, _ = select.select([child.fileno()], [], [], BOUND_S)
+        assert readable
     return status
 
 
@@ -187,11 +185,12 @@ ON_A_TERMINAL = """
         argv = ["sh", "-c", "echo ready >&2; read word; echo got $word >&2; exit 9"]
         child = children.start(argv, dict(os.environ), {signal.SIGTERM}, children.Claims(), own_group=True)
         came = []
-        while signal.SIGCHLD not in came:
-            select.select([inbox.fileno()], [], [])
+        while child.status() is None:
+            select.select([inbox.fileno(), child.fileno()], [], [])
             came += inbox.drain()
-        select.select([child.pidfd], [], [])
+        came += inbox.drain()
     print(json.dumps([child.status(), sorted(came), child.shares_terminal]), flush=True)
+    child.close()
 """
 
 
@@ -208,28 +207,12 @@ def test_the_command_can_read_from_the_terminal_and_ctrl_c_does_not_end_it() -> 
         os.write(outer, b"hello\n")
         assert process.stderr.readline() == b"got hello\n"
         out, _ = process.communicate(timeout=BOUND_S)
-        assert out == b"[9, [2, 17], true]\n"
+        assert out == b"[9, [2], true]\n"
     finally:
         process.kill()
         process.wait(BOUND_S)
         os.close(outer)
         os.close(inner)
-
-
-def test_the_command_is_started_from_the_main_thread_only() -> None:
-    """PR_SET_PDEATHSIG belongs to the thread that forks; a worker thread's end would kill the command."""
-    caught: list[BaseException] = []
-
-    def elsewhere() -> None:
-        try:
-            children.start(["true"], {}, SHIELDED, Claims(), own_group=False)
-        except RuntimeError as error:
-            caught.append(error)
-
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join(BOUND_S)
-    assert len(caught) == 1
 
 
 @pytest.mark.parametrize("stopped", [False, True])
@@ -252,16 +235,6 @@ def test_the_command_dies_with_its_supervisor(stopped: bool) -> None:
         until(lambda: procfs.state_of(pid) in ("zombie", "gone"), "the command has died")
 
 
-def test_a_lost_status_does_not_pass_for_success() -> None:
-    """If somebody else has reaped the command, its exit status is not 0 (as it is in subprocess)."""
-    with running("true") as child:
-        readable, _, _ = select.select([child.pidfd], [], [], BOUND_S)
-        assert readable
-        os.waitpid(child.pid, 0)
-        assert child.status() == children.EXIT_STATUS_LOST
-        assert child.returncode == children.EXIT_STATUS_LOST
-
-
 def test_a_pidfd_tells_the_end_of_any_process() -> None:
     """Not only of a child; of a process that is gone there is none."""
     with running("sh", "-c", "sleep 1000 & echo; wait") as child:
@@ -275,17 +248,6 @@ def test_a_pidfd_tells_the_end_of_any_process() -> None:
         os.close(fd)
         until(lambda: procfs.state_of(sleeper) == "gone", "its parent has reaped it")
         assert children.pidfd(sleeper) is None
-
-
-def test_without_pidfds_a_thread_tells_the_end_and_leaves_the_status() -> None:
-    """On kernels before 5.3 the descriptor is a pipe that a thread closes; the exit status is still there to be read."""
-    with running("sleep", "1000") as child:
-        fd = children._end_of(child.pid)
-        assert select.select([fd], [], [], 0)[0] == []
-        child.send(signal.SIGKILL)
-        assert select.select([fd], [], [], BOUND_S)[0] == [fd]
-        assert end_of(child) == 137
-        os.close(fd)
 
 
 def test_states_are_told_apart() -> None:
@@ -347,29 +309,48 @@ SUBREAPER = """
 """
 
 
-def test_orphans_come_back_and_are_reaped() -> None:
-    """A process whose parent died is ours to reap; the exit status is the orphan's own."""
+def test_orphans_come_back_to_the_guard_which_says_how_they_have_ended() -> None:
+    """A process whose parent died is its to reap; the exit status is the orphan's own."""
     script = (
         SUBREAPER
         + """
     assert children.become_subreaper()
-    with SignalInbox() as inbox:
-        child = start("sh", "-c", "exec 3<&0; (read x <&3; exit 5) & exit 3")
-        wait_for(lambda: child.status() is not None)
-        (orphan,) = children.descendants()
-        say([child.status(), orphan, children.reap_orphans(claims)])
-        wait_for(lambda: procfs.state_of(orphan) == "zombie")
-        say(children.reap_orphans(claims))
-        say([procfs.state_of(orphan), children.descendants()])
+    child = start("sh", "-c", "exec 3<&0; (read x <&3; exit 5) & exit 3")
+    wait_for(lambda: child.status() is not None)
+    (orphan,) = children.descendants(claims)
+    say([child.status(), orphan, [(news.pid == child.pid, news.returncode) for news in child.take()]])
+    news = []
+    wait_for(lambda: news.extend(child.take()) or news)
+    say([(one.pid, one.returncode) for one in news])
+    say([procfs.state_of(orphan), children.descendants(claims), children.reap_orphans(claims)])
+    say(child.close())
     """
     )
     with Stage(script) as stage:
-        status, orphan, reaped = stage.said()
-        assert (status, reaped) == (3, {})
+        status, orphan, news = stage.said()
+        assert (status, news) == (3, [[True, 3]])
         stage.say()
-        assert stage.said() == {str(orphan): 5}
-        assert stage.said() == ["gone", []]
+        assert stage.said() == [[orphan, 5]]
+        assert stage.said() == ["gone", [], {}]
+        assert stage.said() is True
         assert stage.ends() == 0
+
+
+def test_orphans_come_back_to_us_when_there_is_no_guard() -> None:
+    """Those of our own calls, and everybody's once the guard is gone."""
+    script = (
+        SUBREAPER
+        + """
+    children.become_subreaper()
+    process = subprocess.Popen(["sh", "-c", "(exit 5) & exit 3"])
+    process.wait()
+    found = {}
+    wait_for(lambda: found.update(children.reap_orphans(claims)) or found)
+    say(list(found.values()))
+    """
+    )
+    with Stage(script) as stage:
+        assert stage.said() == [5]
 
 
 def test_reaping_orphans_never_takes_the_status_of_a_worker_threads_child() -> None:
@@ -411,19 +392,20 @@ def test_end_all_ends_stopped_ones_and_grandchildren_and_leaves_us_and_our_erran
     with claims.forking() as claim:
         errand = subprocess.Popen(["sleep", "1000"])
         claim(errand.pid)
-    wait_for(lambda: len(states()) == 7 and "stopped" in states())
+    wait_for(lambda: len(states()) == 8 and "stopped" in states())
     below = children.descendants(claims)
     hit = children.end_all(signal.SIGKILL, claims)
-    wait_for(lambda: all(procfs.state_of(pid) in ("zombie", "gone") for pid in [*below, child.pid]))
+    wait_for(lambda: all(procfs.state_of(pid) in ("zombie", "gone") for pid in below))
     lives = procfs.state_of(errand.pid) not in ("zombie", "gone")
-    say([sorted(hit) == sorted([*below, child.pid]), lives, errand.pid in hit, child.status()])
-    wait_for(lambda: children.reap_orphans(claims) is not None and children.descendants() == [errand.pid])
+    say([sorted(hit) == sorted(below), lives, errand.pid in hit, child.status()])
+    say(child.close() and children.descendants() == [errand.pid])
     say(children.end_all(signal.SIGTERM) == [errand.pid])
     say(errand.wait())
     """
     )
     with Stage(script) as stage:
         assert stage.said() == [True, True, False, 137]
+        assert stage.said() is True
         assert stage.said() is True
         assert stage.said() == -signal.SIGTERM
 
@@ -435,7 +417,7 @@ def test_end_all_wakes_a_stopped_process_for_a_signal_that_it_can_take() -> None
         + """
     child = start("bash", "-c", "trap : USR2; sh -c 'kill -STOP $$'; exit $?")
     wait_for(lambda: "stopped" in states())
-    children.end_all(signal.SIGUSR2)
+    children.end_all(signal.SIGUSR2, claims)
     wait_for(lambda: child.status() is not None)
     say(child.status())
     """
@@ -455,8 +437,9 @@ def test_a_tree_that_forks_while_it_is_ended_is_ended() -> None:
     wait_for(lambda: len(children.descendants()) > 60)
     hit = children.end_all(signal.SIGKILL, claims)
     wait_for(lambda: set(states()) <= {"zombie", "gone"})
-    wait_for(lambda: child.status() is not None and children.reap_orphans(claims) is not None and not children.descendants())
+    wait_for(lambda: child.status() is not None and not children.descendants(claims))
     say([child.status(), len(hit) > 60])
+    child.close()
     """
     )
     with Stage(script) as stage:

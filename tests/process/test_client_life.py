@@ -129,7 +129,7 @@ def test_a_process_ends_within_a_second_whatever_its_supervisor_does(tmp_path: P
 def test_a_supervisor_that_does_not_answer_is_waited_for_within_a_bound(tmp_path: Path) -> None:
     """Hello is repeated until then."""
     with FakeSupervisor(tmp_path) as supervisor:
-        line = channel.open_line(supervisor.endpoint, 0)
+        line = channel.open_line(supervisor.endpoint, os.getpid(), 0)
         hello = wire.Hello(Who(0, 0, os.getpid()), wire.VERSION, 1, 0, sharded=False)
         began = time.monotonic()
         assert channel.greet(line, hello, 1300) is None
@@ -192,7 +192,8 @@ def test_forked_children_are_silent_and_end_by_themselves(supervisor: FakeSuperv
     """Sockets and listener belong to the process that attached: exactly one save, by it (field case 23)."""
     script = tmp_path / "forking.py"
     script.write_text(FORKING)
-    child = supervisor.start(script=(script,))
+    # From 3.12 on Python warns of every fork in a process with threads.
+    child = supervisor.start(script=(script,), PYTHONWARNINGS="ignore::DeprecationWarning")
     (pid,) = supervisor.attached(child)
     assert child.stdout is not None
     told = child.stdout.readline()
@@ -251,10 +252,14 @@ def blocked(pid: int, number: signal.Signals) -> bool:
     return bool(int(mask, 16) >> (number - 1) & 1)
 
 
-def test_without_the_shield_signals_stay_as_they_were(supervisor: FakeSupervisor) -> None:
-    """SIGTERM to a trainer that has it unblocked still ends it."""
-    child = supervisor.start(*FAST)
+def test_a_signal_that_the_supervisor_passes_on_does_what_it_would_do_without_us(
+    supervisor: FakeSupervisor, tmp_path: Path
+) -> None:
+    """--pass-signal TERM: SIGTERM is not the supervisor's then, and ends a trainer that has no handler for it."""
+    log = tmp_path / "log"
+    child = supervisor.start(*FAST, "--log", str(log), CKPT_SUPERVISE_SHIELD="10 12")
     supervisor.attached(child)
+    until(lambda: log.exists() and last_step(log) > 1)
     child.terminate()
     assert child.wait(10) == -signal.SIGTERM
 

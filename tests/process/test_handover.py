@@ -1,15 +1,12 @@
-"""The signal of --pass-signal on real processes: who gets it, once, and how it is seen that Slurm has sent it to everybody."""
+"""The signal of --pass-signal: once, and not to those who have had it from Slurm. Who gets it: test_adopt.py."""
 
 from __future__ import annotations
 
-import os
 import signal
 
 import pytest
-from ckpt_supervisor import children, procfs
+from ckpt_supervisor import children
 from ckpt_supervisor.handover import SETTLED_MS, Handover
-
-from tests.support.proc_stage import until
 
 
 @pytest.fixture
@@ -18,17 +15,9 @@ def claims() -> children.Claims:
     return children.Claims()
 
 
-def witness_of(handover: Handover, claims: children.Claims) -> int:
-    """The process that stands by."""
-    before = claims.claimed()
-    handover.stand_by()
-    (pid,) = claims.claimed() - before
-    return pid
-
-
 def test_a_second_one_who_asks_is_not_obeyed(claims: children.Claims) -> None:
     """An heir asks again for what the lost coordinator had asked for: a handler that saves is not entered twice."""
-    handover = Handover(signal.SIGTERM, claims, dict(os.environ))
+    handover = Handover(signal.SIGTERM, claims)
     handover.ask(1_000)
     assert handover.due_ms == 1_000 + SETTLED_MS
     assert handover.hand_on(None) == ([], False)
@@ -37,24 +26,19 @@ def test_a_second_one_who_asks_is_not_obeyed(claims: children.Claims) -> None:
 
 
 def test_a_signal_that_was_sent_to_everybody_is_not_handed_on(claims: children.Claims) -> None:
-    """It is pending in the witness, which has all signals blocked."""
-    handover = Handover(signal.SIGTERM, claims, dict(os.environ))
-    os.kill(witness_of(handover, claims), signal.SIGTERM)
-    handover.ask(0)
-    assert handover.hand_on(None) == ([], True)
-    handover.end()
+    """The guard has got it as well; another signal says nothing about this one."""
+    for number, by_slurm in ((signal.SIGTERM, True), (signal.SIGUSR1, False)):
+        handover = Handover(signal.SIGTERM, claims)
+        handover.came_to_all(number, 1_000)
+        handover.ask(1_000)
+        assert handover.hand_on(None) == ([], by_slurm)
 
 
-def test_each_start_of_the_command_has_a_witness_of_its_own(claims: children.Claims) -> None:
-    """One that was ended shows nothing any more, and is not there any more for anybody who looks at what was left behind."""
-    handover = Handover(signal.SIGTERM, claims, dict(os.environ))
-    first = witness_of(handover, claims)
-    handover.end()
-    second = witness_of(handover, claims)
-    assert second != first
-    os.kill(second, signal.SIGTERM)
-    handover.ask(0)
-    assert handover.hand_on(None) == ([], True)
-    handover.end()
-    assert claims.claimed() == frozenset()
-    until(lambda: {procfs.state_of(first), procfs.state_of(second)} <= {"gone", "zombie"}, "both are over")
+def test_what_was_sent_to_everybody_in_a_rehearsal_is_forgotten(claims: children.Claims) -> None:
+    """`scancel --signal=TERM` some minutes ago, and the job still runs: at the real notice the program has nothing yet."""
+    handover = Handover(signal.SIGTERM, claims)
+    handover.came_to_all(signal.SIGTERM, 1_000)
+    handover.calm(2_000)
+    handover.calm(1_001 + 5_000)
+    handover.ask(60_000)
+    assert handover.hand_on(None) == ([], False)

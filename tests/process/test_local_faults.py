@@ -155,14 +155,14 @@ def catches_term(pid: int) -> bool:
 
 
 def test_a_command_that_never_attaches_is_ended_on_a_notice(tmp_path: Path) -> None:
-    """Nobody can save: it and its children are killed at once, 76, and the message says that there is no checkpoint."""
+    """Nobody can save: it and its children are told to end at once, 76, and the message says that there is no checkpoint."""
     with supervised(tmp_path, ["sh", "-c", "sleep 600 & echo child $!; wait"]) as run:
         child = int(run.said(r"^child (\d+)")[1])
         run.signal(signal.SIGUSR1)
         assert run.code(20) == 76, run.story()
         assert not is_alive(child)
         assert "no rank had attached yet); there is no checkpoint" in run.err
-        assert run.event("command_ended")["why"] == "no rank had attached yet"
+        assert run.event("command_asked")["why"] == "no rank had attached yet"
 
 
 def test_a_periodic_save_that_fails_leaves_training_running(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_training_that_lingers_or_ignores_the_end_is_ended_after_its_time(tmp_pa
             run.signal(signal.SIGTERM)
             assert run.code(20) == 75, run.story()
             assert run.intact() == [run.event("commit")["step"]]
-            assert run.event("command_exited")["code"] == 137
+            assert run.event("command_exited")["code"] in (143, 137)  # Asked with SIGTERM, then killed.
 
 
 def test_whatever_status_training_leaves_with_it_was_interrupted(tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_a_broadcast_to_every_process_reaches_only_the_supervisor(tmp_path: Path
     with supervised(tmp_path, [sys.executable, "-c", script, program, *words]) as run:
         run.reached(5)
         below = descendants(run.pid)
-        assert len(below) == 2, below
+        assert len(below) == 3, below  # The guard is one of them.
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
             for pid in (run.pid, *below):
                 os.kill(pid, number)

@@ -1,42 +1,19 @@
-"""The shield on real processes: a termination inside the tree is completed, one from outside never is."""
+"""The shield on real processes: a termination inside the tree is completed, one from outside is not, and who sent it decides."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import time
 from collections.abc import Iterator
 
 import pytest
 from ckpt_supervisor import procfs
-from ckpt_supervisor.shield import SETTLED_MS, Shield, next_sweep_ms
+from ckpt_supervisor.shield import BURST_MS, QUICK_MS, SETTLED_MS, TICK_MS, Completed, Shield, deliver_term
 
-from tests.support.proc_stage import BOUND_S, Stage, blocked, until
+from tests.support.proc_stage import BOUND_S, mask_of, until
+from tests.support.shield_stage import HANDLER, TRACER, Processes, lives, stopped
 
-
-def lives(pid: int) -> bool:
-    """Whether it has not ended. On a busy machine it may just be waiting for a page."""
-    return procfs.state_of(pid) in ("running", "uninterruptible")
-
-
-class Processes:
-    """Starts processes with SIGTERM blocked, and ends them."""
-
-    def __init__(self) -> None:
-        self.started: list[subprocess.Popen[bytes]] = []
-
-    def start(self, *argv: str, shielded: bool = True) -> subprocess.Popen[bytes]:
-        """One process."""
-        with blocked(*((signal.SIGTERM,) if shielded else ())):
-            self.started.append(subprocess.Popen(argv or ("sleep", "1000")))
-        return self.started[-1]
-
-    def end(self) -> None:
-        """All of them."""
-        for process in self.started:
-            process.kill()
-            process.wait(BOUND_S)
+MANY = 40
 
 
 @pytest.fixture
@@ -47,170 +24,229 @@ def processes() -> Iterator[Processes]:
     made.end()
 
 
-def test_a_stuck_termination_is_completed_after_two_looks(processes: Processes) -> None:
-    """Nothing happens at the first look, nor before SETTLED_MS have passed; then the process is ended, and told."""
-    shield = Shield()
-    process = processes.start()
-    other = processes.start()
-    pids = [process.pid, other.pid]
+def shield_of(pids: list[int], top: int | None = None) -> Shield:
+    """A shield over these; senders are ours when they are `top` or below it, this process if nobody is named."""
+    return Shield(lambda: pids, top)
+
+
+def looked(shield: Shield, now_ms: int, quiet: bool = True) -> list[Completed]:
+    """A sweep that looks at all of them."""
+    shield.hurry()
+    return shield.sweep(now_ms, quiet)
+
+
+def test_a_termination_inside_the_tree_is_delivered_after_a_moment(processes: Processes) -> None:
+    """One look shows it, QUICK_MS later its sender is read, and the process dies of its SIGTERM. Nobody else does."""
+    process, other = processes.start(), processes.start()
+    shield = shield_of([process.pid, other.pid])
+    assert shield.sweep(1_000, quiet=True) == []
+    assert shield.next_ms(1_000) == 1_000 + TICK_MS
     process.terminate()
-    assert shield.sweep(pids, 1_000, quiet=True) == []
-    assert shield.is_waiting(1_000)
-    assert shield.sweep(pids, 1_000 + SETTLED_MS - 1, quiet=True) == []
+    assert looked(shield, 2_000) == []
+    assert shield.next_ms(2_000) == 2_000 + QUICK_MS
+    assert shield.sweep(2_000 + QUICK_MS - 1, quiet=True) == []
     assert lives(process.pid)
-    assert not shield.is_waiting(1_000 + SETTLED_MS)
-    assert shield.sweep(pids, 1_000 + SETTLED_MS, quiet=True) == [process.pid]
-    assert process.wait(BOUND_S) == -signal.SIGKILL
+    assert shield.sweep(2_000 + QUICK_MS, quiet=True) == [Completed(process.pid, "delivered", os.getpid())]
+    assert process.wait(BOUND_S) == -signal.SIGTERM
     assert lives(other.pid)
-    assert shield.sweep(pids, 5_000, quiet=True) == []
 
 
-def test_a_signal_to_the_supervisor_in_between_spares_the_process_for_good(processes: Processes) -> None:
-    """The broadcast reaches descendants a moment before us: what was pending then stays, also long after the notice is over."""
-    shield = Shield()
-    process = processes.start()
-    process.terminate()
-    assert shield.sweep([process.pid], 0, quiet=True) == []
-    assert shield.sweep([process.pid], 100, quiet=False) == []
-    for now_ms in range(1_000, 20_000, 1_000):
-        assert shield.sweep([process.pid], now_ms, quiet=True) == []
-    assert lives(process.pid)
+def test_the_next_ones_are_dealt_with_at_once_for_a_while(processes: Processes) -> None:
+    """Programs end their helpers one after the other: after the first nobody waits for the next look at all."""
+    one, two = processes.start(), processes.start()
+    shield = shield_of([one.pid, two.pid])
+    one.terminate()
+    looked(shield, 0)
+    assert len(shield.sweep(QUICK_MS, quiet=True)) == 1
+    assert one.wait(BOUND_S) == -signal.SIGTERM
+    two.terminate()
+    at_ms = shield.next_ms(QUICK_MS)
+    assert at_ms < QUICK_MS + 5 * BURST_MS
+    assert shield.sweep(at_ms, quiet=True) == [Completed(two.pid, "delivered", os.getpid())]
+    assert two.wait(BOUND_S) == -signal.SIGTERM
 
 
-def test_a_process_spared_once_is_not_forgotten_when_a_walk_misses_it(processes: Processes) -> None:
-    """The kernel's list of children is not exact while processes come and go; a gap in it must not end anybody."""
-    shield = Shield()
-    process = processes.start()
-    process.terminate()
-    shield.sweep([process.pid], 0, quiet=False)
-    shield.sweep([], 1_000, quiet=True)
-    for now_ms in (2_000, 4_000, 6_000):
-        assert shield.sweep([process.pid], now_ms, quiet=True) == []
-
-
-def test_another_process_is_completed_while_a_spared_one_lives(processes: Processes) -> None:
-    """After a notice the shield works on for everybody who was not hit by it."""
-    shield = Shield()
-    hit, later = processes.start(), processes.start()
-    pids = [hit.pid, later.pid]
-    hit.terminate()
-    shield.sweep(pids, 0, quiet=False)
-    later.terminate()
-    shield.sweep(pids, 1_000, quiet=True)
-    assert shield.sweep(pids, 2_000, quiet=True) == [later.pid]
-    assert later.wait(BOUND_S) == -signal.SIGKILL
-    assert lives(hit.pid)
-
-
-def test_looks_count_from_anew_after_a_gap(processes: Processes) -> None:
-    """A process that one look did not show as stuck has to show it twice more."""
-    shield = Shield()
-    process = processes.start()
-    process.terminate()
-    shield.sweep([process.pid], 0, quiet=True)
-    shield.sweep([], 200, quiet=True)
-    assert shield.sweep([process.pid], 400, quiet=True) == []
-    assert shield.sweep([process.pid], 800, quiet=True) == [process.pid]
-
-
-def test_a_stopped_process_without_the_shield_is_left_alone(processes: Processes) -> None:
-    """Its SIGTERM is pending but not blocked: it dies of it by itself when it goes on."""
-    shield = Shield()
-    process = processes.start(shielded=False)
-    os.kill(process.pid, signal.SIGSTOP)
-    until(lambda: procfs.state_of(process.pid) == "stopped", "it is stopped")
-    process.terminate()
-    for now_ms in (0, 500, 1_000):
-        assert shield.sweep([process.pid], now_ms, quiet=True) == []
-    os.kill(process.pid, signal.SIGCONT)
+def test_a_sender_that_has_ended_meanwhile_was_ours_if_it_was_known(processes: Processes) -> None:
+    """`kill` as a command of its own, or a parent that is gone: its pid is remembered."""
+    process, sender = processes.start(), processes.sender()
+    shield = shield_of([process.pid, sender.pid])
+    looked(shield, 0)
+    sender.send(signal.SIGTERM, process.pid)
+    sender.process.kill()
+    sender.process.wait(BOUND_S)
+    looked(shield, 1_000)
+    assert shield.sweep(1_000 + QUICK_MS, quiet=True) == [Completed(process.pid, "delivered", sender.pid)]
     assert process.wait(BOUND_S) == -signal.SIGTERM
 
 
-def test_the_dead_and_the_gone_are_nobody(processes: Processes) -> None:
-    """A zombie with a SIGTERM pending, and a pid that is not there, are passed over."""
-    shield = Shield()
-    process = processes.start()
+def test_one_from_outside_is_delivered_when_it_has_been_quiet_for_long(processes: Processes) -> None:
+    """A person ends one process by hand; a broadcast would have come to the supervisor by then."""
+    process, inside = processes.start(), processes.sender()
+    shield = shield_of([process.pid], top=inside.pid)
     process.terminate()
-    shield.sweep([process.pid], 0, quiet=True)
-    process.kill()
-    until(lambda: procfs.state_of(process.pid) == "zombie", "it has died")
-    assert shield.sweep([process.pid], 1_000, quiet=True) == []
-    process.wait(BOUND_S)
-    assert shield.sweep([process.pid], 2_000, quiet=True) == []
+    looked(shield, 0)
+    assert shield.sweep(QUICK_MS, quiet=True) == []
+    assert shield.next_ms(QUICK_MS) == SETTLED_MS
+    assert shield.sweep(SETTLED_MS - 1, quiet=True) == []
+    assert lives(process.pid)
+    assert shield.sweep(SETTLED_MS, quiet=True) == [Completed(process.pid, "delivered", os.getpid())]
+    assert process.wait(BOUND_S) == -signal.SIGTERM
 
 
-def test_large_trees_are_looked_at_less_often() -> None:
-    """A look never takes more than 0.2 % of the time."""
-    assert next_sweep_ms(100) == SETTLED_MS
-    assert next_sweep_ms(4_000) == 2_000
+def test_a_broadcast_is_taken_away_and_a_later_termination_is_seen(processes: Processes) -> None:
+    """The broadcast reaches descendants a moment before us. After it, also during the notice, their parents can end them."""
+    process, inside = processes.start(), processes.sender()
+    shield = shield_of([process.pid, inside.pid], top=inside.pid)
+    process.terminate()
+    assert looked(shield, 0) == []
+    assert looked(shield, 100, quiet=False) == []
+    assert not procfs.is_pending(process.pid, signal.SIGTERM)
+    for now_ms in range(1_000, 10_000, 1_000):
+        assert looked(shield, now_ms, quiet=now_ms > 5_000) == []
+    assert lives(process.pid)
+    inside.send(signal.SIGTERM, process.pid)
+    assert looked(shield, 20_000, quiet=False) == [Completed(process.pid, "delivered", inside.pid)]
+    assert process.wait(BOUND_S) == -signal.SIGTERM
 
 
-SUPERVISED = """
-    import json, os, select, signal, sys, textwrap, time
-    from ckpt_supervisor import children
-    from ckpt_supervisor.shield import SETTLED_MS, Shield
-    from ckpt_supervisor.signals import SignalInbox
-    claims = children.Claims()
-    children.become_subreaper()
-    with SignalInbox() as inbox:
-        argv = [sys.executable, "-c", textwrap.dedent(sys.argv[1])]
-        child = children.start(argv, dict(os.environ), {signal.SIGTERM, signal.SIGUSR1}, claims, own_group=True)
-        shield, quiet, ended = Shield(), True, 0
-        at = time.monotonic()
-        while child.status() is None:
-            select.select([inbox.fileno(), child.pidfd], [], [], max(0, at - time.monotonic()))
-            quiet = quiet and not set(inbox.drain()) - {signal.SIGCHLD}
-            if time.monotonic() >= at:
-                now_ms = time.monotonic_ns() // 1_000_000
-                ended += len(shield.sweep(children.descendants(claims), now_ms, quiet=quiet))
-                quiet, at = True, time.monotonic() + SETTLED_MS / 1_000
-        print(json.dumps(["ended", child.status(), ended]), flush=True)
-"""
+def test_a_termination_inside_the_tree_that_meets_a_notice_is_delivered(processes: Processes) -> None:
+    """It was sent just before the broadcast, which changes nothing for it: whoever waits for its end must not wait for ever."""
+    process, inside = processes.start(), processes.sender()
+    shield = shield_of([process.pid, inside.pid], top=inside.pid)
+    inside.send(signal.SIGTERM, process.pid)
+    process.terminate()
+    assert looked(shield, 0, quiet=False) == [Completed(process.pid, "delivered", inside.pid)]
+    assert process.wait(BOUND_S) == -signal.SIGTERM
 
 
-def test_terminate_returns_in_time_under_the_shield() -> None:
-    """`Popen.terminate()` and `wait()`, and leaving a `Pool`, take 1.5 s at most in a supervised process."""
-    trainer = """
-        import json, multiprocessing, subprocess, time
-        started = time.monotonic()
-        process = subprocess.Popen(["sleep", "1000"])
+def test_a_broadcast_to_many_is_taken_away_in_parts(processes: Processes) -> None:
+    """No sweep holds the supervisor up for long; the rest follows within moments."""
+    everybody = [processes.start() for _ in range(MANY)]
+    inside = processes.sender()
+    shield = shield_of([process.pid for process in everybody], top=inside.pid)
+    for process in everybody:
         process.terminate()
-        process.wait()
-        first = time.monotonic() - started
-        started = time.monotonic()
-        with multiprocessing.get_context("fork").Pool(2) as pool:
-            assert pool.map(abs, [-1, -2]) == [1, 2]
-        print(json.dumps([first, time.monotonic() - started, process.returncode]), flush=True)
-    """
-    with Stage(SUPERVISED, trainer) as stage:
-        first, pool, returncode = stage.said()
-        assert returncode == -signal.SIGKILL
-        assert 0.3 < first <= 1.5
-        assert pool <= 1.5
-        assert stage.said()[:2] == ["ended", 0]
+    now_ms = 0
+    shield.hurry()
+    while any(procfs.is_pending(process.pid, signal.SIGTERM) for process in everybody):
+        assert now_ms < 10_000
+        assert shield.sweep(now_ms, quiet=False) == []
+        assert shield.next_ms(now_ms) > now_ms
+        now_ms = shield.next_ms(now_ms)
+    assert all(lives(process.pid) for process in everybody)
 
 
-def test_a_broadcast_of_the_notice_ends_nobody() -> None:
-    """SIGTERM to every process of the step, the supervisor last and late: the workers live on, then and later."""
-    trainer = """
-        import json, os, subprocess, sys, time
-        workers = [subprocess.Popen(["sleep", "1000"]) for _ in range(3)]
-        print(json.dumps([worker.pid for worker in workers]), flush=True)
-        sys.stdin.readline()
-        print(json.dumps([worker.poll() for worker in workers]), flush=True)
-        for worker in workers: worker.kill()
-    """
-    with Stage(SUPERVISED, trainer) as stage:
-        workers = stage.said()
-        for pid in workers:
-            os.kill(pid, signal.SIGTERM)
-        # The order of slurmstepd, with all the time that a first look may fall into.
-        time_ns = time.monotonic_ns()
-        until(lambda: time.monotonic_ns() - time_ns > 0.25 * SETTLED_MS * 1_000_000, "the supervisor is late")
-        os.kill(stage.pid, signal.SIGTERM)
-        sweeps_ns = time.monotonic_ns()
-        until(lambda: time.monotonic_ns() - sweeps_ns > 5 * SETTLED_MS * 1_000_000, "five more looks")
-        assert all(lives(pid) for pid in workers)
-        stage.say()
-        assert stage.said() == [None, None, None]
-        assert stage.said() == ["ended", 0, 0]
+def test_where_ptrace_is_refused_a_process_is_killed_once_it_was_quiet(processes: Processes) -> None:
+    """Its sender is not known. As its parent waits for it, SIGKILL stands in."""
+    process = processes.start()
+    processes.python(TRACER, str(process.pid))
+    shield = shield_of([process.pid])
+    os.kill(process.pid, signal.SIGTERM)
+    looked(shield, 0)
+    assert shield.sweep(QUICK_MS, quiet=True) == []
+    assert shield.next_ms(QUICK_MS) == SETTLED_MS
+    assert shield.sweep(SETTLED_MS, quiet=True) == [Completed(process.pid, "killed", 0)]
+    until(lambda: procfs.state_of(process.pid) == "zombie", "it has died")
+
+
+def test_where_ptrace_is_refused_a_broadcast_spares_the_process_for_good(processes: Processes) -> None:
+    """What was pending when a signal came stays so, also long after the notice is over, and nobody is ended for it."""
+    process, later = processes.start(), processes.start()
+    for one in (process, later):
+        processes.python(TRACER, str(one.pid))
+    shield = shield_of([process.pid, later.pid])
+    os.kill(process.pid, signal.SIGTERM)
+    looked(shield, 0)
+    looked(shield, 100, quiet=False)
+    for now_ms in range(1_000, 20_000, 1_000):
+        assert looked(shield, now_ms) == []
+    os.kill(later.pid, signal.SIGTERM)
+    looked(shield, 30_000)
+    assert looked(shield, 31_000) == [Completed(later.pid, "killed", 0)]
+    assert procfs.term_is_stuck(process.pid)
+
+
+def test_looks_count_from_anew_when_the_signal_was_taken_in_between(processes: Processes) -> None:
+    """Two SIGTERMs that the process takes by itself are not one that is stuck."""
+    script = "import signal; print(1, flush=True)\nwhile True: signal.sigwait({signal.SIGTERM}); print(2, flush=True)"
+    process = processes.python(script)
+    shield = shield_of([process.pid], top=processes.start().pid)
+    for now_ms in range(0, 10 * SETTLED_MS, SETTLED_MS // 2):
+        process.terminate()
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"2\n"
+        assert looked(shield, now_ms) == []
+    assert lives(process.pid)
+
+
+def test_a_stopped_process_is_left_alone_until_it_goes_on(processes: Processes) -> None:
+    """Without us its SIGTERM would be pending as long."""
+    process = processes.start()
+    shield = shield_of([process.pid])
+    stopped(process)
+    process.terminate()
+    for now_ms in (0, 500, 1_000):
+        assert looked(shield, now_ms) == []
+        assert shield.next_ms(now_ms) > now_ms + BURST_MS
+    assert procfs.state_of(process.pid) == "stopped"
+    process.send_signal(signal.SIGCONT)
+    until(lambda: procfs.state_of(process.pid) == "running", "it goes on")
+    assert looked(shield, 2_000) == [Completed(process.pid, "delivered", os.getpid())]
+    assert process.wait(BOUND_S) == -signal.SIGTERM
+
+
+def test_a_process_that_ends_in_between_is_nobody(processes: Processes) -> None:
+    """Killed after it was seen, with or without somebody having waited for it."""
+    process, other = processes.start(), processes.start()
+    shield = shield_of([process.pid, other.pid])
+    for one in (process, other):
+        one.terminate()
+    looked(shield, 0)
+    for one in (process, other):
+        one.kill()
+        os.waitid(os.P_PID, one.pid, os.WEXITED | os.WNOWAIT)
+    process.wait(BOUND_S)
+    assert looked(shield, 1_000) == []
+    assert other.wait(BOUND_S) == -signal.SIGKILL
+
+
+def test_a_namespace_below_ours_has_pids_of_its_own(processes: Processes) -> None:
+    """Whoever is named as a sender there is in there, and is ours, whatever process has that pid out here."""
+    script = "sleep 1000 & pid=$!; echo ready; read -r line; kill $pid; wait $pid; echo $?"
+    init = processes.start("unshare", "--pid", "--fork", "--kill-child", "sh", "-c", f"{script}; read -r line")
+    assert init.stdin is not None
+    assert init.stdout is not None
+    assert init.stdout.readline() == b"ready\n"
+    pids = procfs.descendants(init.pid)
+    shield = shield_of(pids, top=processes.start().pid)
+    looked(shield, 0)
+    init.stdin.write(b"\n")
+    init.stdin.flush()
+    until(lambda: any(map(procfs.term_is_stuck, pids)), "it is sent")
+    looked(shield, 1_000)
+    (done,) = shield.sweep(1_000 + QUICK_MS, quiet=True)
+    assert (done.pid, done.how) == (pids[-1], "delivered")
+    assert init.stdout.readline() == b"143\n"
+
+
+def test_everybody_who_is_asked_to_end_takes_it(processes: Processes) -> None:
+    """With SIGTERM blocked or not, stopped or not, with a handler or without, with one pending from before or not."""
+    plain, free, hit, still = processes.start(), processes.start(shielded=False), processes.start(), processes.start()
+    handler = processes.python(HANDLER)
+    hit.terminate()
+    stopped(still)
+    gone = processes.start()
+    gone.kill()
+    gone.wait(BOUND_S)
+    deliver_term([plain.pid, free.pid, hit.pid, still.pid, handler.pid, gone.pid], 2_000)
+    for process in (plain, free, hit, still):
+        assert process.wait(BOUND_S) == -signal.SIGTERM
+    assert handler.wait(BOUND_S) == 7
+
+
+def test_without_time_it_is_sent_and_nothing_more(processes: Processes) -> None:
+    """The bound holds; who had it blocked has it pending."""
+    process = processes.start()
+    deliver_term([process.pid], 0)
+    assert signal.SIGTERM in mask_of(process.pid, "ShdPnd")
+    assert lives(process.pid)

@@ -9,6 +9,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from tests.sim.disk_checks import DiskChecks
+from tests.sim.end_checks import EndChecks
 from tests.sim.options import LINK, LOCAL, NET
 from tests.sim.step_checks import StepChecks
 from tests.sim.violation import Violation
@@ -84,6 +85,7 @@ class Checks:
         self.was_killed = False
         self.ticks = (0, 0)
         self.step_checks = StepChecks(world)
+        self.ends = EndChecks(self)
 
     @property
     def machine(self) -> Machine:
@@ -110,6 +112,7 @@ class Checks:
                 self.broken("signals", f"{after.notice.signals} signals are counted, and {sent} were sent")
         if after.notice is not None and before.notice is None:
             self.notice_n = self._least(before)
+        self.ends.step(before, after, commands)
         kind = type(event).__name__
         names = [type(command).__name__ for command in commands]
         for command, name in zip(commands, names, strict=True):
@@ -119,8 +122,9 @@ class Checks:
                 self.broken("commit", f"round {command.round} is committed and was not found intact by the tasks of its ranks")
             elif name in ("Verify", "Commit"):
                 self.busy_since[command.round] = self.world.now
-            elif name == "EndCommand":
-                self.ended_by_us = True
+            elif name in ("AskCommand", "EndCommand"):
+                self.ended_by_us |= name == "EndCommand"
+                self.ends.command(name, after)
             elif name == "CallRequeue":
                 self._requeue(before, event)
             elif name == "Prune" and after.phase.name not in ("RUNNING", "LEAVING"):
@@ -221,8 +225,14 @@ class Checks:
         """A look is asked for: an heir has to wait its turn."""
         self.turn_ms = self.world.now + self.machine.task * TURN_MS
 
-    def inherited(self) -> None:
-        """The first state of an heir."""
+    def inherited(self, commands: tuple[Any, ...]) -> None:
+        """The first state of an heir, and what it asks for at once."""
+        state = self.machine.state
+        self.ends.step(state, state, commands)
+        for command in commands:
+            if type(command).__name__ in ("AskCommand", "EndCommand"):
+                self.ended_by_us |= type(command).__name__ == "EndCommand"
+                self.ends.command(type(command).__name__, state)
         self.idle_since = self.world.now
         if self.machine.state.notice is not None:
             self.notice_ms = self.world.now
@@ -406,6 +416,7 @@ class Checks:
         if not interrupted:
             alone = options.tasks == 1 or self.of is not None
             codes = {own_code} if alone else {command.code for command in world.commands}
+            codes = self.ends.codes(codes)
             if options.has("link_reset") or any(shell.dead_ms is not None for shell in world.shells):
                 codes.add(KILLED)
             if code not in codes:

@@ -22,9 +22,12 @@ class Command:
         self.shell = shell
         self.options = world.options
         self.restart = restart
+        self.began_ms = world.now
         self.resume_step = resume_step
         self.elastic = 0
         self.code: int | None = None
+        self.asked_ms: int | None = None
+        """When it was sent SIGTERM."""
         self.killed = False
         self.processes: list[Process] = []
         self._start()
@@ -81,6 +84,31 @@ class Command:
         else:
             self.world.at(self.world.rng.choice((1, 20, 60)), self.fail, 137)
 
+    def ask(self) -> None:
+        """AskCommand: SIGTERM to everything."""
+        self.asked_ms = self.world.now
+        if self.options.has("ignores_term"):
+            return
+        for process in self.processes:
+            delay_ms = self.world.rng.choice((1, 20, 200)) + (
+                self.world.rng.randrange(6_000) if self.options.has("slow_term") else 0
+            )
+            self.world.at(delay_ms, self._takes_term, process)
+
+    def _takes_term(self, process: Process) -> None:
+        if process.stopped and process.alive:
+            process.hold(self._takes_term, process)
+        elif process.alive and self.code is None:
+            self._bury(process, 143)
+        if self.code is None and not any(other.alive for other in self.processes):
+            self._exit(143)
+
+    @property
+    def pid(self) -> int:
+        """Its process where that is known to be a rank itself: no shell and no launcher between."""
+        between = len(self.processes) > 1 or self.options.seed % 2 or self.options.has("masked") or self.options.has("elastic")
+        return 0 if between else self.processes[0].who.pid
+
     def orphaned(self) -> None:
         """Its supervisor has died, and the kernel kills it with it."""
         self.code = 137 if self.code is None else self.code
@@ -106,14 +134,14 @@ class Command:
         for process in self.processes:
             if process.alive:
                 self._bury(process, 143)
-        leaving = any(process.left_n is not None for process in self.processes)
+        leaving = any(process.left_n is not None for process in self.processes) or self.asked_ms is not None
         if self.options.has("elastic") and self.elastic < ELASTIC_RESTARTS and not leaving:
             self._start_again(None)
             for command in self.world.commands:
                 if command is not self:  # The launchers of all nodes start their workers again together.
                     self.world.at(self.world.rng.randrange(500), command._start_again, None)
         else:
-            self._exit(code)
+            self._exit(0 if self.options.has("masked") else code)
 
     def _start_again(self, _: None) -> None:
         if self.code is not None or self.elastic >= ELASTIC_RESTARTS:

@@ -19,6 +19,9 @@ SIGNALS = ("storm", "then_scancel", "then_requeue", "then_limit", "then_save", "
 COMMAND = ("exits", "ignores_leave", "slow_exit", "unkillable", "exit_code", "in_place")
 FAULTS = NET + RANK + SAVE + STORE + LOOK + REQUEUE + SIGNALS + COMMAND
 
+ENDS = ("ignores_term", "slow_term", "masked")
+"""How a command ends. Drawn from a source of their own, so that the other faults of a seed stay as they are."""
+
 LINK = ("link_loss", "link_delay", "link_cut", "link_reset")
 TASK = ("dead_task", "dead_coordinator", "stopped_task", "stopped_coordinator", "late_task", "never_task", "step_ends")
 SHARE = ("slow_share", "share_fails")
@@ -113,7 +116,7 @@ def draw(
         faults = frozenset(name for name in FAULTS if rng.random() < density)
     elif mode == "lossy":
         faults = frozenset(name for name in NET if rng.random() < 0.5)
-    faults |= added
+    faults |= added | _of_the_end(seed, mode)
     ranks = min(ranks_max, rng.choice((1, 1, 1, 2, 2, 2, 2, 3, 3, 4, 8, ranks_max)))
     endless = mode != "swarm" or rng.random() < 0.6
     step_ms = rng.choice((20, 100, 250, 800)) if ranks < 8 else rng.choice((100, 250, 800))
@@ -198,6 +201,11 @@ def spread(
         faults=options.faults | faults,
         link_loss_percent=percent,
     )
+
+
+def _of_the_end(seed: int, mode: str) -> frozenset[str]:
+    rng = random.Random(f"end of {seed}")
+    return frozenset(name for name in ENDS if rng.random() < 0.1) if mode == "swarm" else frozenset()
 
 
 def _end_ms(story: str, story_ms: int, kill_wait_ms: int, rng: random.Random) -> int | None:

@@ -6,6 +6,7 @@ A change's old text must be there exactly once: when the code is edited, the fau
 from __future__ import annotations
 
 from tests.sim.faults import fault
+from tests.sim.planted_ends import ENDS
 from tests.sim.planted_tasks import TASKS
 
 AGREEMENT = (
@@ -352,8 +353,8 @@ LEAVING = (
         "older_commit_taken_for_fresh",
         (
             "turns",
-            "        if committed and now_ms + state.longest",
-            "        if state.committed_here and now_ms + state.longest",
+            "        if need_ms is not None and now_ms + need_ms > state.notice",
+            "        if state.committed_here and now_ms + state.longest_save_ms > state.notice",
         ),
     ),
     fault(
@@ -375,7 +376,7 @@ LEAVING = (
     ),
     fault(
         "own_end_outlasts_the_kill",
-        ("leaving", "    return min(leaving.end_command_at_ms, max(", "    return max(leaving.end_command_at_ms, 0 * max("),
+        ("parting", "    return min(leaving.end_command_at_ms, max(", "    return max(leaving.end_command_at_ms, 0 * max("),
         mode="swarm",
         story="preempt",
         faults=frozenset({"ends_early", "then_scancel"}),
@@ -448,4 +449,4 @@ LEAVING = (
 )
 """Notices, deadlines, the requeue and the exit status."""
 
-FAULTS = AGREEMENT + LEAVING + TASKS
+FAULTS = AGREEMENT + LEAVING + TASKS + ENDS

@@ -143,7 +143,7 @@ TASKS = (
         "told_command_of_an_heir_taken_for_the_end_of_training",
         (
             "relay",
-            "    for event in (Tick(), *(() if state.code is None else (CommandExited(state.code),))):\n",
+            "    for event in (Tick(), *(() if state.code is None else (CommandExited(state.code, pid=state.command),))):\n",
             "    heir = replace(heir, notice=None) if state.code is not None else heir\n"
             "    for event in (*(() if state.code is None else (CommandExited(state.code),)), Tick()):\n",
         ),
@@ -255,8 +255,8 @@ TASKS = (
         "leaves_with_its_own_command",
         (
             "relay",
-            "            return _report(replace(state, code=code), now_ms)\n",
-            '            return _leave(replace(state, code=code), code, "", now_ms)\n',
+            "            return _report(replace(state, code=code, command=pid), now_ms)\n",
+            '            return _leave(replace(state, code=code, command=pid), code, "", now_ms)\n',
         ),
         tasks=2,
     ),
@@ -279,7 +279,7 @@ TASKS = (
         ("tasks", "    nap = tick.behind or now_ms - state.stepped_ms > NAP_MS\n", "    nap = False\n"),
         mode="swarm",
         faults=frozenset({"stopped_coordinator"}),
-        tasks=2,
+        tasks=4,
     ),
     fault(
         "own_nap_taken_for_the_coordinators_silence",

@@ -35,7 +35,7 @@ class Heir(Machine):
         self.state, commands = relay.inherit(self.policy, relay_state, world.now)
         if world.options.pure and relay.inherit(self.policy, relay_state, world.now) != (self.state, commands):
             self.checks.broken("purity", "inherit gives two results")
-        self.checks.inherited()
+        self.checks.inherited(commands)
         for command in commands:
             if world.is_traced:
                 world.trace(f"    {command}")
@@ -133,7 +133,12 @@ class RelayShell(Shell):
                 assert self.state.stand is not None
                 self.command = Command(world, self, command.restart, self.state.stand.resume_step)
                 world.checks.step_checks.started(self)
+            case "AskCommand":
+                world.checks.step_checks.relay_asks(self)
+                if self.command is not None:
+                    self.command.ask()
             case "EndCommand":
+                world.checks.step_checks.relay_ends(self)
                 if self.command is not None:
                     self.command.kill()
             case "TakeOver":
@@ -218,7 +223,7 @@ class RelayShell(Shell):
         """The command's pidfd is ready."""
         command, code = arguments
         if command is self.command and not self.held(self.command_exited, arguments):
-            self.feed(self.core.events.CommandExited(code))
+            self.feed(self.core.events.CommandExited(code, pid=command.pid))
 
     def verified(self, command: Any, problem: str, files: tuple[Any, ...]) -> None:
         """A verification is over."""

@@ -222,6 +222,9 @@ class Machine:
                     world.at(command.after_ms, self._look, command.why)
                 else:
                     world.slurm.look(command.why, self)
+            case "AskCommand":
+                if self.shell.command is not None:
+                    self.shell.command.ask()
             case "EndCommand":
                 if self.shell.command is not None:
                     self.shell.command.kill()
@@ -330,7 +333,7 @@ class Supervisor(Shell, Machine):
         """The command's pidfd is ready."""
         command, code = arguments
         if command is self.command and not self.held(self.command_exited, arguments):
-            self.feed(self.core.events.CommandExited(code))
+            self.feed(self.core.events.CommandExited(code, pid=command.pid))
 
     def verified(self, command: Any, problem: str, files: tuple[Any, ...]) -> None:
         """A verification is over."""

@@ -23,6 +23,7 @@ RELEASED_MS = 6_600
 """Whoever was parked for it is released soon after: a parked rank is looked at once a second."""
 
 AT_ONCE_MS = 300
+ASKED_MS = 200
 
 UNHEARD_MS = 6_500
 """After so long without a word of a task its ranks are no longer waited for."""
@@ -196,8 +197,9 @@ class StepChecks:
             self.broken("heir", f"task {heir.task} is an heir, and asks for {name}")
         if word in ("Prepare", "SaveAt", "Go"):
             self.broken("heir", f"task {heir.task} is an heir, and says {word}")
-        heir.told = heir.told or name == "EndCommand" or word == "Leave"
-        if (name == "EndCommand" or word == "Leave") and heir.state.notice is None:
+        ends = name in ("AskCommand", "EndCommand") or word == "Leave"
+        heir.told = heir.told or ends
+        if ends and heir.state.notice is None:
             self.broken("heir", f"task {heir.task} ends its training without a notice")
 
     def followed(self, heir: Heir) -> None:
@@ -245,8 +247,10 @@ class StepChecks:
         failed = any(
             command.restart == restart - 1 and command.code not in (None, 0) and not command.killed for command in world.commands
         )
-        lost = world.options.has("link_reset") or any(shell.dead_ms is not None for shell in world.shells)
-        if not failed and not lost:
+        lost = world.options.has("link_reset") or any(shell.dead_ms is not None for shell in world.shells) or world.goodbye_lost
+        masked = [process for command in world.commands if command.code == 0 for process in command.processes]
+        hidden = [process for process in masked if not process.alive and not getattr(process.protocol, "finished", False)]
+        if not failed and not lost and not hidden:
             self.broken("start", f"start {restart} is asked for, and nothing of start {restart - 1} has failed")
 
     def started(self, shell: RelayShell) -> None:
@@ -254,6 +258,25 @@ class StepChecks:
         command, boss = shell.command, self.world.supervisor
         if command is not None and not boss.over and command.restart > boss.state.restarts:
             self.broken("start", f"task {shell.task} begins start {command.restart}, and start {boss.state.restarts} is wanted")
+
+    def relay_asks(self, shell: RelayShell) -> None:
+        """A task asks its command to end: the coordinator has, and only once."""
+        command, boss = shell.command, self.world.supervisor.state
+        if command is None or command.asked_ms is not None or boss.leaving is None or boss.leaving.asked_ms is None:
+            self.broken("asked", f"task {shell.task} asks its command to end, and that is not wanted")
+
+    def relay_ends(self, shell: RelayShell) -> None:
+        """A task kills its command: where the coordinator had asked its own to end, so has the task."""
+        world, command = self.world, shell.command
+        boss, options = world.supervisor, world.options
+        leaving, stand = boss.state.leaving, shell.state.stand
+        if command is None or leaving is None or leaving.asked_ms is None or stand.code is not None or not stand.end:
+            return
+        since_ms = world.now - 2 * NOTICED_MS
+        hindered = options.link_loss_percent or options.has("link_delay") or world.links.is_cut(shell.task, since_ms)
+        hindered = hindered or boss.stopped or max(boss.woke_ms, shell.woke_ms) > since_ms or boss.dead_ms is not None
+        if not hindered and command.asked_ms is None and command.began_ms < leaving.asked_ms < world.now - ASKED_MS:
+            self.broken("asked", f"task {shell.task} kills its command, and has not asked it to end")
 
     def relay_left(self, shell: RelayShell, code: int) -> None:
         """A task leaves as it was told to."""

@@ -158,6 +158,10 @@ class Process:
             for call, argument in held:
                 self.world.at(0, call, argument)
 
+    def hold(self, call: Callable[..., None], argument: Any) -> None:
+        """What comes while it is stopped."""
+        self._held.append((call, argument))
+
     def _tick_soon(self) -> None:
         if not self._ticking:
             self._ticking = True

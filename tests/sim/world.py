@@ -33,6 +33,7 @@ LIMIT_MS = 130_000
 """A run is over this long after its story began."""
 
 FIRST_PID = 1_000
+LATE_MS = 200
 
 AFTER_SPREAD = ("step_ms", "collective", "link_loss_percent")
 """What a test fixes although the spread over tasks draws it."""
@@ -48,25 +49,27 @@ class Network:
 
     def to_supervisor(self, process: Process, word: wire.FromRank) -> None:
         """A word of a rank."""
-        self._send(process, True, process.command.shell.hear, wire.encode(word))
+        self._send(process, True, process.command.shell.hear, word)
 
     def to_rank(self, process: Process, word: wire.ToRank) -> None:
         """A word of the supervisor."""
-        self._send(process, False, process.hear, wire.encode(word))
+        self._send(process, False, process.hear, word)
 
-    def _send(self, process: Process, up: bool, call: Callable[[bytes], None], frame: bytes) -> None:
-        world = self.world
+    def _send(self, process: Process, up: bool, call: Callable[[bytes], None], word: wire.FromRank | wire.ToRank) -> None:
+        world, frame = self.world, wire.encode(word)
         options, rng, now = world.options, world.rng, world.now
         delay_ms = rng.randrange(2)
         times = 1
         if options.mode != "calm" and now < options.heals_ms:
             if options.loss_percent and rng.randrange(100) < options.loss_percent or self.is_cut(process, up):
+                world.goodbye_lost |= isinstance(word, wire.Finished)
                 return
             if options.has("repeat") and rng.random() < 0.2:
                 times = 2
             if options.has("delay") and rng.random() < 0.2:
                 delay_ms += rng.choice((5, 60, 1_500))
         at_ms = now + delay_ms
+        world.goodbye_lost |= delay_ms > LATE_MS and isinstance(word, wire.Finished)
         if not options.has("reorder"):
             at_ms = max(at_ms, self.last_ms.get((process.task, process.who.pid, up), 0))
             self.last_ms[process.task, process.who.pid, up] = at_ms
@@ -111,6 +114,8 @@ class World:
         """By task and process number: those of two nodes may be equal."""
         self.gates: dict[tuple[int, Any], Gate] = defaultdict(Gate)
         self.checks = Checks(self)
+        self.goodbye_lost = False
+        """A rank's word that its training is over was lost, or comes late."""
         self.net = Network(self)
         self.disk = Disk(self, options.resume_step)
         self.slurm = Slurm(self)

@@ -52,6 +52,7 @@ class Laws:
         self.accepted = False
         self.cancelled = False
         """The newest look that saw anything saw a job that a person has cancelled."""
+        self.asked = False
         self.ended = False
         self.exits = 0
         self.directories: dict[int, str] = {}
@@ -197,9 +198,8 @@ class Laws:
                 if before.phase is Phase.COMMITTING:
                     assert isinstance(event, ev.Committed), "removed under a running commit"
                     assert event.result is ev.CommitResult.FAILED
-            case do.EndCommand():
-                assert not self.ended, "the command is ended twice"
-                self.ended = True
+            case do.AskCommand() | do.EndCommand():
+                self._check_end(after, command)
             case do.Meet():
                 assert after.phase in WAY_OUT
             case do.LookUp() | do.Announce() | do.TurnAway():
@@ -215,6 +215,20 @@ class Laws:
                 assert before.leaving is None, "handed on twice"
             case do.Prune():
                 pass
+
+    def _check_end(self, after: State, command: do.AskCommand | do.EndCommand) -> None:
+        """The command is asked to end, and killed, each once and in this order."""
+        assert not self.ended, "what was killed is ended again"
+        if isinstance(command, do.EndCommand):
+            self.ended = True
+            return
+        assert command.why
+        assert not self.asked, "the command is asked to end twice"
+        assert after.leaving is not None
+        assert after.leaving.told
+        assert not after.leaving.own_end, "training that ends by itself is asked to end"
+        assert not after.leaving.passed, "a program that saves by itself is asked to end"
+        self.asked = True
 
     def _check_files(self, before: State, event: ev.Event, command: do.Verify | do.CheckAgain | do.Commit) -> None:
         match command:

@@ -202,9 +202,12 @@ class Core(RuleBasedStateMachine):
         signals=st.dictionaries(st.sampled_from(["SIGTERM", "SIGUSR1"]), st.integers(1, 9), max_size=2),
         code=st.sampled_from([None, None, None, 0, 137]),
         gone=st.lists(whos, max_size=2),
+        finished=st.lists(whos, max_size=2),
         after=pauses,
     )
-    def report(self, task: int, odd: int, signals: dict[str, int], code: int | None, gone: list[Who], after: int) -> None:
+    def report(
+        self, task: int, odd: int, signals: dict[str, int], code: int | None, gone: list[Who], finished: list[Who], after: int
+    ) -> None:
         """A task says where it stands, or one that cannot be it; also what it has said before, and less than that."""
         placed = tuple((msgspec.structs.replace(who, task=task), "x") for who in gone)
         word = ev.Report(
@@ -217,6 +220,8 @@ class Core(RuleBasedStateMachine):
             restart=self.state.restarts - (task == 2),
             code=code,
             gone=placed,
+            finished=tuple(msgspec.structs.replace(who, task=task) for who in finished),
+            command=100,
         )
         for event in tasks.unfold(self.policy, self.state, word):
             self.feed(event, after)
@@ -303,7 +308,7 @@ class Core(RuleBasedStateMachine):
     def lost(self, who: Who, rank: int, code: int, after: int) -> None:
         """A process has ended, known or not; sometimes it is the command's."""
         task = who.rank % self.policy.tasks
-        self.feed(ev.CommandExited(code, task) if rank == 0 else ev.RankGone(who, "x"), after)
+        self.feed(ev.CommandExited(code, task, who.pid) if rank == 0 else ev.RankGone(who, "x"), after)
 
     @precondition(lambda self: self.state.phase is Phase.RUNNING and self.state.notice is None)
     @rule(n=st.sampled_from([-1, 0, 9]), kill_wait_ms=st.sampled_from([0, 6_000, 90_000]))

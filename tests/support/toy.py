@@ -26,6 +26,7 @@ from ckpt_client.meeting import held
 
 MASK = (1 << 64) - 1
 PARTS = 50
+RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 _never = threading.Event()
 
 
@@ -234,6 +235,8 @@ def options() -> argparse.Namespace:
     add("--eval-alone", action="store_true", help="only rank 0 evaluates")
     add("--workers", type=int, default=0, help="DataLoader workers")
     add("--start-method", default="fork", help="of the workers")
+    add("--persistent", action="store_true", help="workers that outlive an epoch")
+    add("--epoch-steps", type=int, default=1 << 18)
     add("--ranks-collective", action="store_true", help="DDP over gloo, and one all_reduce a step that checks the lock-step")
     add("--exit-code", type=int, default=0, help="at the end of training")
     add("--end-signal", default="", help="die of this at the end of training, for example SEGV")
@@ -252,7 +255,7 @@ def options() -> argparse.Namespace:
 def main() -> int:
     """Run the toy."""
     args = options()
-    rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
+    rank = next((int(os.environ[name]) for name in RANKS if name in os.environ), 0)
     words = Words(args.log, rank)
     atexit.register(words.say, "exit")
     if args.resume_from:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 SEED = 20
 FEATURES = 8
@@ -33,6 +33,16 @@ class Samples(Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.full((FEATURES,), float(index % 97))
+
+
+class Order(Sampler[int]):
+    """The samples of one epoch, from the one where training is."""
+
+    def __init__(self) -> None:
+        self.samples = range(0)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.samples)
 
 
 class Ballast:
@@ -70,7 +80,9 @@ class Torch:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, max(args.steps, 1))
         self.n = 0
-        self.batches: Iterator[torch.Tensor] | None = None
+        self.order = Order()
+        self.loader = self.made_loader() if args.workers else None
+        self.batches: Iterator[torch.Tensor] = iter(())
 
     def state(self) -> dict[str, Any]:
         """Objects for steps()."""
@@ -79,20 +91,28 @@ class Torch:
 
     def batch(self, n: int) -> torch.Tensor:
         """The batch of step n, from workers if there are any."""
-        if not self.args.workers:
+        if self.loader is None:
             return torch.full((4, FEATURES), float(n % 97))
-        if self.batches is None:
-            loader = DataLoader(
-                Samples(),
-                batch_size=4,
-                num_workers=self.args.workers,
-                multiprocessing_context=multiprocessing.get_context(self.args.start_method),
-                sampler=range(4 * (n - 1), 1 << 20),
-                # A generator of its own: the loader would else draw from the training's on every start.
-                generator=torch.Generator(),
-            )
-            self.batches = iter(loader)
-        return next(self.batches)
+        batch = next(self.batches, None)
+        if batch is None:
+            epoch = self.args.epoch_steps
+            self.order.samples = range(4 * (n - 1), 4 * ((n - 1) // epoch + 1) * epoch)
+            self.batches = iter(self.loader)
+            batch = next(self.batches)
+        return batch
+
+    def made_loader(self) -> DataLoader[torch.Tensor]:
+        """A loader with workers."""
+        return DataLoader(
+            Samples(),
+            batch_size=4,
+            num_workers=self.args.workers,
+            multiprocessing_context=multiprocessing.get_context(self.args.start_method),
+            persistent_workers=self.args.persistent,
+            sampler=self.order,
+            # A generator of its own: the loader would else draw from the training's on every start.
+            generator=torch.Generator(),
+        )
 
     def step(self, n: int) -> None:
         """Do step number n (from 1)."""

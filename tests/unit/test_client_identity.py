@@ -7,6 +7,8 @@ from ckpt_client.identity import Identity, identify, torch_distributed
 from ckpt_client.meeting import step_of
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
+OPENMPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+MVAPICH = {"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_LOCAL_RANK": "1"}
 SRUN = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "2"}
 
 
@@ -18,7 +20,12 @@ SRUN = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "2"}
         (SRUN | TORCHRUN, None, Identity(3, 4, 1, 0, distributed=False)),
         (SRUN | TORCHRUN, (6, 7), Identity(6, 7, 1, 0, distributed=True)),
         (SRUN | {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}, None, Identity(2, 4, 2, 0, distributed=False)),
+        (SRUN | OPENMPI | {"PMI_RANK": "0", "PMI_SIZE": "1"}, None, Identity(2, 4, 1, 0, distributed=False)),
+        (SRUN | MVAPICH | {"PMI_RANK": "0", "PMI_SIZE": "1"}, None, Identity(1, 2, 1, 0, distributed=False)),
         (SRUN | {"PMI_RANK": "1", "PMI_SIZE": "4"}, None, Identity(1, 4, 2, 0, distributed=False)),
+        (SRUN | {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "3"}, None, Identity(1, 4, 3, 0, distributed=False)),
+        (SRUN | {"PMI_RANK": "5", "PMI_SIZE": "8"}, None, Identity(5, 8, 2, 0, distributed=False)),  # srun --mpi=pmi2
+        (SRUN | OPENMPI | TORCHRUN, None, Identity(3, 4, 1, 0, distributed=False)),
         ({"RANK": "3"}, None, Identity(0, 1, 0, 0, distributed=False)),
         ({"RANK": "4", "WORLD_SIZE": "4"}, None, Identity(0, 1, 0, 0, distributed=False)),
         ({"RANK": "", "WORLD_SIZE": "x", **SRUN}, None, Identity(5, 8, 2, 0, distributed=False)),

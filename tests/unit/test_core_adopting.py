@@ -328,8 +328,8 @@ def test_without_pass_signal_a_notice_ends_the_program_and_an_older_one_stands()
     story = Story(ADOPTS)
     story.wait(LOOK_EVERY_MS)
     found(story, 40)
-    assert the(story.signal(), do.EndCommand)
-    story.feed(ev.CommandExited(137))
+    assert the(story.signal(), do.AskCommand)
+    story.feed(ev.CommandExited(143))
     assert story.exit.code == EXIT_STALE
     assert "step-000000040 stands" in story.exit.line
 

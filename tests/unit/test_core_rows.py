@@ -14,7 +14,7 @@ from ckpt_client import wire
 from ckpt_client.wire import Position
 from ckpt_supervisor.core import commands as do
 from ckpt_supervisor.core import events as ev
-from ckpt_supervisor.core import leaving
+from ckpt_supervisor.core import leaving, parting
 from ckpt_supervisor.core.events import RequeueResult
 from ckpt_supervisor.core.policy import Cause
 from ckpt_supervisor.core.state import Phase
@@ -131,8 +131,9 @@ def test_training_that_does_not_end_is_ended_and_does_not_hold_up_the_requeue() 
     assert the(found, do.Meet)
     assert none_of(found, do.EndCommand)
     call(story)
-    ended = story.wait(leaving.IGNORED_MS)
+    ended = story.wait(parting.IGNORED_MS)
     assert the(ended, do.EndCommand)
+    assert len(story.asked(do.AskCommand)) == 1
     assert story.now - left_ms < 3_500
     story.feed(ev.CommandExited(137))
     story.requeued()
@@ -149,7 +150,7 @@ def test_training_that_cannot_be_killed_does_not_hold_the_supervisor() -> None:
     story.requeued()
     story.signal()
     found = story.wait(30_000)
-    assert [type(command) for command in found if not isinstance(command, do.Say)] == [do.EndCommand, do.Exit]
+    assert [type(command) for command in found if not isinstance(command, do.Say)] == [do.AskCommand, do.EndCommand, do.Exit]
     check_requeued(story, 75)
 
 
@@ -372,12 +373,12 @@ def leave_stale(story: Story) -> None:
 
 
 def test_a_notice_before_any_rank_has_attached_does_not_wait_out_the_budget() -> None:
-    """Row 11: there is nobody to ask, so the command is ended at once; the older checkpoint stands."""
+    """Row 11: there is nobody to ask for a save, so the command is told to end at once; the older checkpoint stands."""
     story = Story(RESUMED)
     story.signal()
     story.feed(ev.Tick(), 1)
-    assert the(story.all, do.EndCommand)
-    story.feed(ev.CommandExited(137))
+    assert the(story.all, do.AskCommand)
+    story.feed(ev.CommandExited(143))
     leave_stale(story)
     assert "no rank had attached yet" in story.exit.line
     assert story.now < 1_500

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from ckpt_client import wire
 from ckpt_client.wire import Position, SavedFile
-from ckpt_supervisor.core import between, tasks
+from ckpt_supervisor.core import between, masked, tasks
 from ckpt_supervisor.core import commands as do
 from ckpt_supervisor.core import events as ev
 from ckpt_supervisor.core.between import Report
@@ -258,6 +258,7 @@ def test_training_has_ended_when_the_commands_of_all_tasks_have() -> None:
     story.reported(report(2, code=0))
     assert story.state.phase is Phase.RUNNING
     story.reported(report(1, code=0))
+    story.wait(masked.SETTLE_TASKS_MS)  # No rank has said that its training is over.
     assert story.exit.code == 0
     assert story.stands()[-1].code == 0
 

@@ -279,9 +279,10 @@ def test_the_end_of_the_command_is_a_warning_only_if_it_was_not_asked_for() -> N
     assert fields(lines, "exit") == {"code": 139, "line": "training failed by itself with status 139"}
 
 
-def test_ending_the_command_is_told_with_why() -> None:
-    """Nobody attached: the command is ended at once on a notice, and the line says for what reason."""
+def test_asking_and_ending_the_command_are_told_with_why() -> None:
+    """Nobody attached: the command is asked to end at once on a notice, then killed, and the lines say for what reason."""
     story = Story(LOCAL)
     lines = story.signal()
-    assert fields(lines, "command_ended") == {"why": "no rank had attached yet"}
+    assert fields(lines, "command_asked") == {"why": "no rank had attached yet"}
+    assert fields(story.feed(ev.Tick(), 2_000), "command_ended") == {"why": "no rank had attached yet"}
     assert fields(lines, "leaving") == {"outcome": "stale", "step": -1, "reason": "no rank had attached yet"}

@@ -102,6 +102,8 @@ def test_warnings_come_with_what_to_do_about_them() -> None:
     (no_watch,) = warnings(job_in(SRUN), scontrol_found=True, watched=False)
     assert "--lead off" in no_watch
     assert "--signal=USR1@90" in no_watch
+    (nested,) = warnings(job_in(SRUN), scontrol_found=True, command=["srun", "-n2", "python", "train.py"])
+    assert "kills its tasks before they can save" in nested
     assert len(warnings(job_in({"SLURM_JOB_ID": "77"}), scontrol_found=False, watched=False)) == 3
 
 
@@ -127,7 +129,7 @@ def heir_turn(task: int, **env: str) -> int:
     """How long the supervisor of this task waits for its turn when the coordinator is lost."""
     job = job_in({**SRUN, "SLURM_PROCID": str(task), "SLURM_NTASKS": "256", **env})
     options = read_options(["--", "x"], {})
-    launch = Launch(options, {}, job, 1, None, None, None)  # type: ignore[arg-type]
+    launch = Launch(options, {}, job, 1, None, None, None, None)  # type: ignore[arg-type]
     return dataclasses.replace(policy_of(launch, can_look=True), heir=task).heir_waits_ms
 
 

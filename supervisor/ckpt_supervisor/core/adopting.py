@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from ckpt_supervisor.core.commands import Adopt, Command, PassSignal, Prune
 from ckpt_supervisor.core.events import Adopted
-from ckpt_supervisor.core.leaving import BY_BUDGET_MS
+from ckpt_supervisor.core.parting import BY_BUDGET_MS
 from ckpt_supervisor.core.policy import Policy
 from ckpt_supervisor.core.state import Leaving, Phase, State
 

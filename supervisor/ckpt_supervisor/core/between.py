@@ -52,6 +52,10 @@ class Report(_Word, frozen=True, tag=True, array_like=True):
     """It had lost the coordinator and decides for itself: nobody is to wait for its ranks."""
     bye: bool = False
     """Its last word: it has heard the exit status, its command is over, and it leaves."""
+    finished: tuple[wire.Who, ...] = ()
+    """Ranks of this task that have left their training loops by themselves."""
+    command: int = 0
+    """Process of the command that has ended with `code`; 0 if that is not to be told."""
 
 
 class Heard(_Word, frozen=True, tag=True, array_like=True):
@@ -111,6 +115,8 @@ class Stand(_Word, frozen=True, tag=True, array_like=True):
     """A notice is in force, and this is left until the expected kill. None: there is none."""
     passed: bool = False
     """The signal of --pass-signal is to be handed on to the commands."""
+    ask: str = ""
+    """Ask what is left of your command to end (SIGTERM), and why; "" to leave it alone. `end` comes after it."""
 
 
 class Tell(_Word, frozen=True, tag=True, array_like=True):

@@ -151,6 +151,13 @@ class StartCommand:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class AskCommand:
+    """SIGTERM (and SIGCONT) to what is left of the command's processes: they are asked to end. EndCommand follows."""
+
+    why: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class EndCommand:
     """SIGKILL (after SIGCONT) what is left of the command's processes."""
 
@@ -188,11 +195,12 @@ Command = (
     | Adopt
     | PassSignal
     | StartCommand
+    | AskCommand
     | EndCommand
     | Meet
     | CallRequeue
     | Exit
 )
 
-RelayCommand = Say | PassUp | SendUp | TakeOver | Verify | PassSignal | StartCommand | EndCommand | Exit
+RelayCommand = Say | PassUp | SendUp | TakeOver | Verify | PassSignal | StartCommand | AskCommand | EndCommand | Exit
 """What a task's supervisor asks of its shell while it follows the coordinator (relay.py)."""

@@ -14,7 +14,7 @@ from ckpt_client import wire
 from msgspec.structs import replace
 
 from ckpt_supervisor.core.between import Report
-from ckpt_supervisor.core.commands import CallRequeue, Command, DropPartial, EndCommand, Exit, LookUp, Say, TurnAway
+from ckpt_supervisor.core.commands import AskCommand, CallRequeue, Command, DropPartial, EndCommand, Exit, LookUp, Say, TurnAway
 from ckpt_supervisor.core.events import (
     Adopted,
     CommandExited,
@@ -57,6 +57,8 @@ def describe(event: Event, before: State, after: State, commands: tuple[Command,
     if after.join_is_over and not before.join_is_over:
         there = {task.number for task in after.tasks}
         entries.append(Entry("join_over", "info", {"tasks_there": 1 + len(there)}))
+    if before.masked != after.masked:
+        entries.append(Entry("status_masked", "warning", {"reason": after.masked, "command_code": 0}))
     if before.phase is not after.phase:
         entries += _of_phase(before, after)
     if len(commands) != 1 or not isinstance(commands[0], Say) or isinstance(commands[0].word, wire.Refused):
@@ -309,6 +311,8 @@ def _of_commands(commands: tuple[Command, ...]) -> Iterator[Entry]:
         match command:
             case Exit(code=code, line=line):
                 yield _info("exit", code=code, line=line)
+            case AskCommand(why=why):
+                yield _info("command_asked", why=why)
             case EndCommand(why=why):
                 yield Entry("command_ended", "info", {"why": why or "its time to end by itself was over"})
             case CallRequeue():

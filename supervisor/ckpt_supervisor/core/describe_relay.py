@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from ckpt_client import wire
 
 from ckpt_supervisor.core.between import Turned
-from ckpt_supervisor.core.commands import EndCommand, RelayCommand, TakeOver
+from ckpt_supervisor.core.commands import AskCommand, EndCommand, RelayCommand, TakeOver
 from ckpt_supervisor.core.describe import Entry
 from ckpt_supervisor.core.events import CommandExited, RankGone, SignalCame, Verified
 from ckpt_supervisor.core.relay import Event, Relay
@@ -43,6 +43,8 @@ def describe(event: Event, before: Relay, after: Relay, commands: tuple[RelayCom
         match command:
             case TakeOver(reason=reason):
                 yield Entry("coordinator_lost", "warning", {"reason": reason})
+            case AskCommand(why=why):
+                yield Entry("command_asked", "info", {"why": why})
             case EndCommand(why=why):
                 yield Entry("command_ended", "info", {"why": why})
             case _:

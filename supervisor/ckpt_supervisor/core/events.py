@@ -62,6 +62,8 @@ class CommandExited:
 
     code: int
     task: int = 0
+    pid: int = 0
+    """Its process; 0 if there was none, or if the status is not that of this process."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

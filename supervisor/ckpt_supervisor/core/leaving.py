@@ -1,7 +1,8 @@
-"""The way out: Leave, the command's end, the requeue, and the exit status (docs/slurm.md, section 2).
+"""The way out: the requeue, and the exit status (docs/slurm.md, section 2).
 
-Pure. Owns LEAVING and REQUEUEING. The requeue comes last, once, after a fresh look; never after a scancel; and nobody leaves
-before it is accepted and its SIGTERM has come, or it is definitely refused. Unknown is not refused: then it stays.
+Pure. Owns LEAVING and REQUEUEING; the command's end in them is parting.py's. The requeue comes last, once, after a fresh look;
+never after a scancel; and nobody leaves before it is accepted and its SIGTERM has come, or it is definitely refused.
+Unknown is not refused: then it stays.
 """
 
 from __future__ import annotations
@@ -11,28 +12,16 @@ import dataclasses
 from ckpt_client import wire
 from msgspec.structs import replace
 
-from ckpt_supervisor.core import notices
-from ckpt_supervisor.core.commands import CallRequeue, Command, EndCommand, Exit, Meet, to
+from ckpt_supervisor.core import notices, parting
+from ckpt_supervisor.core.commands import CallRequeue, Command, Exit, Meet, to
 from ckpt_supervisor.core.events import CommitResult, Committed, Looked, Met, RequeueResult, RequeueReturned
 from ckpt_supervisor.core.names import step_name
 from ckpt_supervisor.core.policy import EXIT_CANCELLED, EXIT_INTERRUPTED, EXIT_STALE, NOT_LOOKED, Cause, Policy
-from ckpt_supervisor.core.state import Asking, Leaving, Phase, Requeue, State
+from ckpt_supervisor.core.state import Asking, Phase, Requeue, State
 from ckpt_supervisor.core.views import NoView
-
-RESEND_MS = 1_000
-"""Leave is said again this often."""
 
 ASK_AFTER_MS = 1_000
 """Training that has not ended by then is left to end beside the requeue."""
-
-IGNORED_MS = 1_500
-"""A rank that goes on training after Preempted, or never said that it leaves, gets this long."""
-
-LEAST_MS = 200
-"""Even with the time over, ranks that were told to leave get this long."""
-
-BY_BUDGET_MS = 1 << 60
-"""As `end_command_at_ms`: the budget alone says when, as it follows what the looks find."""
 
 REAP_MS = 2_000
 """A killed command that has not ended by then (uninterruptible sleep) does not hold the supervisor."""
@@ -58,31 +47,14 @@ Commands = tuple[Command, ...]
 
 def leave(policy: Policy, state: State, fresh: bool, reason: str, now_ms: int) -> tuple[State, Commands]:
     """Enter LEAVING: tell every rank, and set the command's last moment."""
-    assert state.notice is not None
-    live = state.live
-    own_end = any(rank.finished and not rank.gone for rank in state.ranks)
-    if own_end:
-        end_ms = BY_BUDGET_MS
-    elif live:
-        end_ms = min(now_ms + policy.leave_ms, max(now_ms + LEAST_MS, state.notice.budget.leave_by_ms))
-    else:
-        end_ms = now_ms
-    leaving = Leaving(
-        fresh=fresh,
-        reason=reason,
-        began_ms=now_ms,
-        said_ms=now_ms,
-        end_command_at_ms=end_ms,
-        own_end=own_end,
-        told=bool(live) and not own_end,
-    )
-    state = replace(state, phase=Phase.LEAVING, round=None, leaving=leaving)
-    return state, _say_leave(state)
+    begun = parting.begun(policy, state, fresh, reason, now_ms)
+    state = replace(state, phase=Phase.LEAVING, round=None, leaving=begun)
+    return state, parting.say_leave(state)
 
 
 def tick(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands]:
     """What is due in LEAVING: repeat Leave, end the command, go on to the requeue."""
-    state, commands = _see_out(state, now_ms)
+    state, commands = parting.see_out(state, now_ms)
     leaving = state.leaving
     assert leaving is not None
     if leaving.own_end and state.code is None and leaving.killed_ms is None:
@@ -107,15 +79,6 @@ def tick(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands]:
     return state, commands
 
 
-def ignored(state: State, now_ms: int) -> State:
-    """A rank has gone on training after Preempted: it does not get the time of one that leaves."""
-    leaving = state.leaving
-    if leaving is None:
-        return state
-    end_ms = min(leaving.end_command_at_ms, max(now_ms, leaving.began_ms + IGNORED_MS))
-    return replace(state, leaving=dataclasses.replace(leaving, end_command_at_ms=end_ms))
-
-
 def answer(state: State, word: wire.Ack | wire.Arrived | wire.Saved | wire.Hello) -> Commands:
     """A rank that may be parked is told to leave, or released where training ends by itself."""
     if state.leaving is not None and state.leaving.own_end:
@@ -132,15 +95,6 @@ def late_commit(state: State, event: Committed) -> State:
     if state.leaving is None or event.round != state.newest_round:
         return state
     return replace(state, leaving=dataclasses.replace(state.leaving, fresh=True))
-
-
-def end_at_once(state: State, now_ms: int) -> State:
-    """A second ctrl-C: no more waiting for training, nor for a look at what a program has written."""
-    leaving = state.leaving
-    if leaving is None:
-        return state
-    reason = "ctrl-C ended the program while it saved" if leaving.passed and not state.over else leaving.reason
-    return replace(state, leaving=dataclasses.replace(leaving, end_command_at_ms=now_ms, adopted=True, reason=reason))
 
 
 def own_end(policy: Policy, state: State, code: int) -> tuple[State, Commands] | None:
@@ -214,7 +168,7 @@ def term_came(state: State) -> State:
 
 def requeue_tick(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands]:
     """What is due in REQUEUEING."""
-    state, commands = _see_out(state, now_ms)
+    state, commands = parting.see_out(state, now_ms)
     requeue, notice = state.requeue, state.notice
     assert requeue is not None and notice is not None
     if requeue.asking is Asking.OVER:
@@ -249,10 +203,9 @@ def next_deadline(policy: Policy, state: State) -> int | None:
     leaving, requeue = state.leaving, state.requeue
     assert leaving is not None
     times: list[int] = []
-    if not state.over:
-        times.append(leaving.said_ms + RESEND_MS)
-        if leaving.killed_ms is None:
-            times.append(_end_command_at_ms(state))
+    see_out_ms = parting.next_deadline(state)
+    if see_out_ms is not None:
+        times.append(see_out_ms)
     ended_ms = _ended_at_ms(state)
     if requeue is None:
         asks = _asks(policy, state)
@@ -407,29 +360,6 @@ def _met_by_ms(state: State) -> int:
     return max(asked_ms, min(asked_ms + MEET_MS, state.notice.budget.leave_by_ms))
 
 
-def _see_out(state: State, now_ms: int) -> tuple[State, Commands]:
-    """While the command runs: say Leave again, and end it, once, when its time is over."""
-    leaving = state.leaving
-    assert leaving is not None
-    commands: Commands = ()
-    if state.over:
-        return state, commands
-    if now_ms >= leaving.said_ms + RESEND_MS:
-        leaving = dataclasses.replace(leaving, said_ms=now_ms)
-        commands = _say_leave(state)
-    if leaving.killed_ms is None and now_ms >= _end_command_at_ms(state):
-        leaving = dataclasses.replace(leaving, killed_ms=now_ms, told=True)
-        commands = (*commands, EndCommand(leaving.reason))
-    return replace(state, leaving=leaving), commands
-
-
-def _end_command_at_ms(state: State) -> int:
-    """When the command is ended. A kill that comes nearer meanwhile (a scancel in the grace) brings this nearer too."""
-    leaving = state.leaving
-    assert leaving is not None and state.notice is not None
-    return min(leaving.end_command_at_ms, max(leaving.began_ms + LEAST_MS, state.notice.budget.leave_by_ms))
-
-
 def _ended_at_ms(state: State) -> int | None:
     """Since when the command counts as over: it has ended, or has had its time to die after the kill. None: not in sight."""
     leaving = state.leaving
@@ -480,11 +410,3 @@ def _term_by_ms(state: State) -> int:
     accepted_ms, out_by_ms = state.requeue.accepted_ms, state.notice.budget.out_by_ms
     term_by_ms = accepted_ms + TERM_MS
     return min(term_by_ms, out_by_ms) if accepted_ms < out_by_ms else term_by_ms
-
-
-def _say_leave(state: State) -> Commands:
-    if state.leaving is None or state.leaving.own_end:
-        return ()
-    number = max(1, state.newest_round)
-    word = wire.Leave(number)
-    return tuple(to(rank.who, word) for rank in state.live)

@@ -21,7 +21,7 @@ from ckpt_client import wire
 from ckpt_client.wire import NO_ROUND, FromRank
 from msgspec.structs import replace
 
-from ckpt_supervisor.core import adopting, checking, leaving, losses, notices, ranks, rounds, tasks, turns
+from ckpt_supervisor.core import adopting, checking, leaving, losses, masked, notices, parting, ranks, rounds, tasks, turns
 from ckpt_supervisor.core.between import Report
 from ckpt_supervisor.core.commands import Command, to
 from ckpt_supervisor.core.events import (
@@ -107,6 +107,8 @@ def next_deadline(policy: Policy, state: State) -> int | None:
     """The next instant at which a Tick has something to do; None for never."""
     times: list[int | None] = []
     match state.phase:
+        case Phase.RUNNING if masked.until_ms(policy, state) is not None:
+            times = [notices.next_deadline(policy, state), masked.until_ms(policy, state)]
         case Phase.RUNNING:
             times = [notices.next_deadline(policy, state), turns.waits_until_ms(state)]
             times += [turns.write_by_ms(state), adopting.next_deadline(policy, state)]
@@ -149,8 +151,8 @@ def hear(policy: Policy, state: State, word: FromRank, now_ms: int) -> Result:
         if state.phase is not Phase.AGREEING or not isinstance(word, wire.Ack):  # That one is noted with what it says.
             heard = rounds.heard(heard, word.who, now_ms)
         state, answers = _dispatch(policy, heard, word, now_ms)
-        commands += answers
-    return state, commands
+        return state, commands + answers
+    return ranks.last_word(state, word), commands
 
 
 def _note(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
@@ -164,8 +166,8 @@ def _note(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
             return notices.signalled(policy, state, event, now_ms)
         case Looked():
             return notices.looked(policy, state, event, now_ms)
-        case RankGone(who=who):
-            return ranks.gone(state, who), ()
+        case RankGone(who=who, how=how):
+            return ranks.gone(state, who, how), ()
         case CommandExited():
             return tasks.exited(policy, state, event), ()
         case Report():
@@ -367,9 +369,9 @@ def _leaving(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
         case CommandExited():
             return (leaving.own_end(policy, state, state.code) if state.code is not None else None) or (state, ())
         case wire.Left(again=True):
-            return leaving.ignored(state, now_ms), ()
+            return parting.ignored(state, now_ms), ()
         case SignalCame(meaning=Meaning.INTERRUPT):
-            return leaving.end_at_once(state, now_ms), ()
+            return parting.end_at_once(state, now_ms), ()
         case wire.Ack() | wire.Arrived() | wire.Saved() | wire.Hello():
             return state, leaving.answer(state, event)
         case wire.Saving() | wire.Failed() | wire.Finished() | wire.Left() | RankGone():
@@ -390,9 +392,9 @@ def _requeueing(policy: Policy, state: State, event: Event, now_ms: int) -> Resu
         case RequeueReturned():
             return leaving.returned(policy, state, event, now_ms)
         case wire.Left(again=True):
-            return leaving.ignored(state, now_ms), ()
+            return parting.ignored(state, now_ms), ()
         case SignalCame(meaning=Meaning.INTERRUPT):
-            return leaving.end_at_once(state, now_ms), ()
+            return parting.end_at_once(state, now_ms), ()
         case wire.Ack() | wire.Arrived() | wire.Saved() | wire.Hello():
             return state, leaving.answer(state, event)
         case wire.Saving() | wire.Failed() | wire.Finished() | wire.Left() | RankGone() | CommandExited():
@@ -470,6 +472,8 @@ def _running_due(policy: Policy, state: State, now_ms: int) -> Result:
         return turns.command_over(policy, replace(state, writing=frozenset()), now_ms)
     if notices.watch_is_due(policy, state, now_ms):
         return turns.begin(policy, notices.ahead(policy, state, now_ms), Kind.LEAVE, now_ms)
+    if masked.until_ms(policy, state) is not None:
+        return (state, ()) if masked.waits(policy, state, now_ms) else turns.command_over(policy, state, now_ms)
     if state.closing_ms is not None:
         return turns.command_over(policy, state, now_ms) if adopting.is_closed(policy, state, now_ms) else (state, ())
     wait_ms = turns.waits_until_ms(state)

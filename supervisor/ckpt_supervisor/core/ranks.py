@@ -18,6 +18,8 @@ from ckpt_supervisor.core.table import Table
 NEVER = 1 << 62
 """A step that no run reaches."""
 
+UNSAID = "for a reason that is not known"
+
 RANKS_MAX = 65_536
 """More ranks than that below one coordinator are refused."""
 
@@ -64,9 +66,9 @@ def heard(state: State, word: FromRank, now_ms: int) -> State | None:
         state = replace(state, at_work=state.at_work - {word.who})
     match word:
         case wire.Finished():
-            return put(state, replace(rank, finished=True, stopped_at=None))
-        case wire.Failed(round=wire.NO_ROUND):
-            return put(state, replace(rank, finished=False))
+            return put(state, replace(rank, finished=not rank.died, stopped_at=None))
+        case wire.Failed(round=wire.NO_ROUND, reason=reason):
+            return put(state, replace(rank, finished=False, died=reason or UNSAID))
         case wire.Left():
             return put(state, replace(rank, left=True, stopped_at=None))
         case wire.Arrived(round=wire.NO_ROUND, at=at):
@@ -77,18 +79,34 @@ def heard(state: State, word: FromRank, now_ms: int) -> State | None:
     return state
 
 
-def gone(state: State, who: Who) -> State:
+def last_word(state: State, word: FromRank) -> State:
+    """Note what a rank has said of its own end that was seen to end before this was read."""
+    rank = state.rank(word.who)
+    if rank is None or not rank.ended:
+        return state
+    match word:
+        case wire.Finished() if not rank.finished and not rank.died:
+            return put(state, replace(rank, finished=True))
+        case wire.Failed(round=wire.NO_ROUND, reason=reason) if not rank.died:
+            return put(state, replace(rank, finished=False, died=reason or UNSAID))
+        case _:
+            return state
+
+
+def gone(state: State, who: Who, how: str) -> State:
     """Mark this rank as gone: its process has ended."""
     state = replace(state, at_work=state.at_work - {who}) if state.at_work else state
     rank = state.rank(who)
-    return state if rank is None or rank.gone else put(state, replace(rank, gone=True, stopped_at=None))
+    if rank is None or rank.gone:
+        return state
+    return put(state, replace(rank, gone=True, ended=how or UNSAID, stopped_at=None))
 
 
 def all_gone(state: State) -> State:
     """The state after the command's end, when it is started again: no rank is left, also none whose process is not ours to watch,
     and the next ones may begin before the last step that was agreed on, where their own stops are no echoes."""
     for rank in state.ranks:
-        state = put(state, replace(rank, gone=True, stopped_at=None))
+        state = put(state, replace(rank, gone=True, died="", ended="", stopped_at=None))
     return replace(state, last_n=-1)
 
 

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from ckpt_supervisor.core import machine, notices, ranks
 from ckpt_supervisor.core.between import VERSION, Check, Checked, Report, Stand, Tell, Turned
 from ckpt_supervisor.core.commands import (
+    AskCommand,
     Command,
     EndCommand,
     Exit,
@@ -75,10 +76,16 @@ class Relay(msgspec.Struct, frozen=True):
     restart: int = -1
     """The start of the command that runs, or has run last."""
     code: int | None = None
+    asked: bool = False
+    """What is left of the command was sent SIGTERM."""
     killed_ms: int | None = None
     passed: bool = False
     """The command has been handed the signal that it saves at."""
+    command: int = 0
+    """Its process, once it has ended."""
     gone: tuple[tuple[Who, str], ...] = ()
+    finished: tuple[Who, ...] = ()
+    """Ranks that have left their training loops by themselves."""
     hellos: tuple[wire.Hello, ...] = ()
     """Ranks that have attached since the command's start."""
     saved: tuple[wire.Saved, ...] = ()
@@ -139,21 +146,27 @@ def _take_in(policy: Policy, state: Relay, event: Event, now_ms: int) -> Result:
         case wire.Hello(who=who):
             others = tuple(hello for hello in state.hellos if hello.who.rank != who.rank)
             gone = tuple(item for item in state.gone if item[0] != who)
-            return replace(state, hellos=(*others, event), gone=gone), (PassUp(event),)
+            finished = tuple(other for other in state.finished if other.rank != who.rank or other == who)
+            return replace(state, hellos=(*others, event), gone=gone, finished=finished), (PassUp(event),)
         case wire.Saved(who=who, round=number):
             if any(word.round > number for word in state.saved):
                 return state, (PassUp(event),)  # Of an older round, said again.
             kept = tuple(word for word in state.saved if word.round == number and word.who != who)
             return replace(state, saved=(*kept, event)), (PassUp(event),)
-        case wire.Ack() | wire.Arrived() | wire.Saving() | wire.Failed() | wire.Finished() | wire.Left():
+        case wire.Finished(who=who):
+            kept_who = tuple(other for other in state.finished if other.rank != who.rank)
+            return replace(state, finished=(*kept_who, who)), (PassUp(event),)
+        case wire.Failed(who=who, round=wire.NO_ROUND):
+            return replace(state, finished=tuple(other for other in state.finished if other != who)), (PassUp(event),)
+        case wire.Ack() | wire.Arrived() | wire.Saving() | wire.Failed() | wire.Left():
             return state, (PassUp(event),)
         case SignalCame():
             return _signalled(state, event, now_ms)
         case RankGone(who=who, how=how):
             gone = (*state.gone, (who, how))[-GONE_RANKS_MAX:]
             return _report(replace(state, gone=gone), now_ms)
-        case CommandExited(code=code):
-            return _report(replace(state, code=code), now_ms)
+        case CommandExited(code=code, pid=pid):
+            return _report(replace(state, code=code, command=pid), now_ms)
         case Verified():
             checked = Checked(state.task, event.round, event.problem, event.bytes_read, event.files, event.verified)
             return replace(state, checked=checked), (SendUp(checked),)
@@ -213,10 +226,13 @@ def _follow(state: Relay, now_ms: int) -> Result:
     if stand.restart > state.restart:
         if state.is_running:
             return _end_command(state, "it is started again", now_ms)
-        state = replace(state, restart=stand.restart, code=None, killed_ms=None, gone=(), hellos=(), saved=(), checked=None)
+        state = replace(state, restart=stand.restart, code=None, asked=False, killed_ms=None, checked=None)
+        state = replace(state, command=0, gone=(), finished=(), hellos=(), saved=())
         return state, (StartCommand(stand.restart),)
     if stand.end and state.is_running:
         return _end_command(state, stand.end, now_ms)
+    if stand.ask and state.is_running and not state.asked and state.killed_ms is None:
+        return replace(state, asked=True), (AskCommand(stand.ask),)
     if stand.passed and state.is_running and not state.passed:
         return replace(state, passed=True), (PassSignal(),)
     return state, ()
@@ -277,6 +293,8 @@ def _report(state: Relay, now_ms: int) -> Result:
         gone=state.gone,
         lost=state.lost,
         bye=state.over,
+        finished=state.finished,
+        command=state.command,
     )
     return replace(state, said_ms=now_ms), (SendUp(word),)
 
@@ -325,11 +343,13 @@ def inherit(policy: Policy, state: Relay, now_ms: int) -> tuple[State, tuple[Com
         inherited_fresh=stand.fresh,
         next_look_ms=now_ms,
     )
-    ended = {who for who, _ in state.gone}
+    ended = dict(state.gone)
     for hello in sorted(state.hellos, key=lambda item: item.who.generation):
         heir, _ = machine.hear(policy, heir, hello, now_ms)
+        if hello.who in state.finished:
+            heir, _ = machine.hear(policy, heir, wire.Finished(hello.who, wire.NO_ROUND), now_ms)
         if hello.who in ended:
-            heir = ranks.gone(heir, hello.who)
+            heir = ranks.gone(heir, hello.who, ended[hello.who])
     commands: tuple[Command, ...] = ()
     for number in (state.newest_round, wire.NO_ROUND):
         word = wire.Abort(number, "the coordinator was lost")
@@ -337,7 +357,7 @@ def inherit(policy: Policy, state: Relay, now_ms: int) -> tuple[State, tuple[Com
     heir, more = _notice_in_force(policy, state, heir, now_ms)
     commands += more
     # The notice comes first: a command that has ended because it was told to is not taken for training that ended by itself.
-    for event in (Tick(), *(() if state.code is None else (CommandExited(state.code),))):
+    for event in (Tick(), *(() if state.code is None else (CommandExited(state.code, pid=state.command),))):
         heir, more = machine.step(policy, heir, event, now_ms)
         commands += more
     return heir, commands

@@ -94,6 +94,10 @@ class Rank(msgspec.Struct, frozen=True, gc=False):
     """Its task's supervisor is not heard from; the rank may live, and be heard again."""
     finished: bool = False
     left: bool = False
+    died: str = ""
+    """The exception that its process dies of, as it has said itself."""
+    ended: str = ""
+    """How its process was seen to end; "" while it was not, or where another start has made way for it."""
     stopped_at: Position | None = None
     """Where it stopped by itself at a multiple of every_steps and waits."""
     stopped_ms: int = 0
@@ -205,6 +209,8 @@ class Leaving:
     """The program was left to save and to end by itself."""
     adopted: bool = False
     """And what it then had written has been looked at."""
+    asked_ms: int | None = None
+    """When what was left of the command was sent SIGTERM, and when SIGKILL."""
     killed_ms: int | None = None
 
 
@@ -279,6 +285,12 @@ class State(msgspec.Struct, frozen=True):
     """The first of them that is not 0."""
     over: bool = False
     """The commands of all tasks have ended."""
+    pids: Table[int] = msgspec.field(default_factory=Table)
+    """Process of each task's command that has ended."""
+    settle_ms: int | None = None
+    """Since when the command is over with 0, and the last words of its ranks are awaited."""
+    masked: str = ""
+    """Which rank had failed behind a command that ended with 0, and why: the last time that this was so, for the journal."""
     at_work: frozenset[Who] = frozenset()
     """Ranks whose saves may still be running although their round was given up."""
     writing: frozenset[Who] = frozenset()

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ckpt_client import wire
 from msgspec.structs import replace
 
-from ckpt_supervisor.core import ranks
+from ckpt_supervisor.core import parting, ranks
 from ckpt_supervisor.core.between import TASKS_MAX, VERSION, Report, Stand
 from ckpt_supervisor.core.commands import Announce, Command, TurnAway
 from ckpt_supervisor.core.events import CommandExited, Meaning, RankGone, SignalCame, Tick
@@ -60,12 +61,16 @@ def unfold(policy: Policy, state: State, report: Report) -> tuple[Event, ...]:
         if meaning in Meaning.__members__:
             new = min(count - before.get(name, 0), SIGNALS_AT_ONCE_MAX)
             events += [SignalCame(name, Meaning[meaning], report.task)] * new
+    for who in report.finished:
+        rank = state.rank(who)
+        if rank is not None and not (rank.finished or rank.died or (rank.gone and not rank.ended)):
+            events.append(wire.Finished(who, wire.NO_ROUND))
     for who, how in report.gone:
         rank = state.rank(who)
         if rank is not None and not rank.gone:
             events.append(RankGone(who, how))
     if report.code is not None and report.restart == state.restarts and state.codes.get(report.task) is None:
-        events.append(CommandExited(report.code, report.task))
+        events.append(CommandExited(report.code, report.task, report.command))
     return tuple(events)
 
 
@@ -160,6 +165,7 @@ def exited(policy: Policy, state: State, event: CommandExited) -> State:
     failed = event.code if state.failed is None and event.code != 0 else state.failed
     at_work = frozenset(who for who in state.at_work if who.task != event.task)  # What is below it ends with it.
     state = replace(state, codes=state.codes.put(event.task, event.code), failed=failed, at_work=at_work)
+    state = replace(state, pids=state.pids.put(event.task, event.pid)) if event.pid else state
     return all_over(policy, state)
 
 
@@ -193,7 +199,7 @@ def join_is_over(policy: Policy, state: State, now_ms: int) -> State:
 
 def started_again(state: State) -> State:
     """The commands of all tasks are started once more."""
-    return replace(state, codes=Table(), failed=None, code=None, over=False, at_work=frozenset())
+    return replace(state, codes=Table(), pids=Table(), failed=None, code=None, over=False, at_work=frozenset())
 
 
 def due(policy: Policy, state: State, tick: Tick, now_ms: int) -> tuple[State, tuple[Task, ...]]:
@@ -261,6 +267,7 @@ def stand(policy: Policy, state: State, now_ms: int) -> Stand:
         kill_wait_ms=policy.kill_wait_ms,
         left_ms=None if notice is None else notice.kill_at_ms - now_ms,
         passed=leaving is not None and leaving.passed,
+        ask="" if leaving is None or leaving.asked_ms is None else parting.why_asked(leaving),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ckpt_client import wire
 from msgspec.structs import replace
 
-from ckpt_supervisor.core import adopting, leaving, ranks, rounds, tasks
+from ckpt_supervisor.core import adopting, leaving, masked, parting, ranks, rounds, tasks
 from ckpt_supervisor.core.between import Report
 from ckpt_supervisor.core.commands import Command, DropPartial, Prune, StartCommand
 from ckpt_supervisor.core.events import (
@@ -70,10 +70,16 @@ def begin(policy: Policy, state: State, kind: Kind, now_ms: int) -> Result:
             if policy.passes and state.started:
                 return adopting.hand_on(policy, state, now_ms)
             return leaving.leave(policy, state, False, _nobody(state), now_ms)
-        if now_ms >= state.notice.budget.save_by_ms:
+        tries = _tries(state)
+        if waits and tries >= TRIES_MAX:
+            return state, ()  # See give_up.
+        if now_ms >= state.notice.budget.save_by_ms or tries >= TRIES_MAX:
             # A round that could only be given up at once would hide why the one before it was.
             return leaving.leave(policy, state, False, _no_time(state), now_ms)
-        return rounds.begin(policy, state, kind, now_ms, state.notice.budget.save_by_ms)
+        state, commands = rounds.begin(policy, state, kind, now_ms, state.notice.budget.save_by_ms)
+        if tries and state.round is not None:
+            state = replace(state, round=replace(state.round, tries=tries + 1))
+        return state, commands
     if not state.live or state.code is not None or policy.heir:
         return state, ()
     return rounds.begin(policy, state, kind, now_ms, now_ms + policy.save_timeout_ms)
@@ -128,7 +134,7 @@ def end_at_once(policy: Policy, state: State, now_ms: int) -> Result:
     if state.leaving is None and state.notice is not None and state.phase is not Phase.DONE:
         state, more = leaving.leave(policy, state, False, "a second ctrl-C ended the save", now_ms)
         commands += more
-    return leaving.end_at_once(state, now_ms), commands
+    return parting.end_at_once(state, now_ms), commands
 
 
 def all_here(policy: Policy, state: State, now_ms: int) -> Result:
@@ -153,7 +159,8 @@ def saved_all(policy: Policy, state: State, now_ms: int) -> Result:
     if not current.go:
         state = ranks.no_longer_stopped(state)  # Nothing was written: the ranks still stand at this round's own stop.
     state = replace(state, phase=Phase.RUNNING, round=None, next_save_ms=next_save_ms(policy, now_ms))
-    state, more = back(policy, state, now_ms, committed=True)
+    need_ms = ((current.go_ms or now_ms) - current.began_ms + state.longest_save_ms) * 3 // 2
+    state, more = back(policy, state, now_ms, need_ms)
     return state, (*commands, Prune(), *more)
 
 
@@ -215,8 +222,17 @@ def give_up(policy: Policy, state: State, reason: str, now_ms: int, again: bool 
             return state, commands  # The looks have yet to say whether there is an end in sight at all.
         state, more = leaving.leave(policy, state, False, reason, now_ms)
         return state, commands + more
-    state, more = back(policy, state, now_ms, committed=False)
+    state, more = back(policy, state, now_ms)
     return state, commands + more
+
+
+def _tries(state: State) -> int:
+    """How often the leave round of the notice in force was tried: the last one that was given up knows."""
+    last, notice = state.given_up, state.notice
+    if last is None or notice is None or last.round.kind is not Kind.LEAVE or last.round.number != state.newest_round:
+        return 0
+    # One that had begun before the notice, and was turned into a leave round, may be of an earlier notice: at worst one try more.
+    return last.round.tries if last.round.began_ms >= notice.first_ms else 0
 
 
 def _may_try_again(state: State, tries: int, began_ms: int, now_ms: int) -> bool:
@@ -226,12 +242,16 @@ def _may_try_again(state: State, tries: int, began_ms: int, now_ms: int) -> bool
     return whole and tries < TRIES_MAX and now_ms + 2 * (now_ms - began_ms) < state.notice.budget.save_by_ms
 
 
-def back(policy: Policy, state: State, now_ms: int, committed: bool) -> Result:
-    """RUNNING again after a round: a notice, the command's end or ranks that wait by themselves come next."""
+def back(policy: Policy, state: State, now_ms: int, need_ms: int | None = None) -> Result:
+    """RUNNING again after a round: a notice, the command's end or ranks that wait by themselves come next.
+
+    `need_ms`: it was committed, and one more like it takes this long, with some to spare. Where that is not there the fresh
+    checkpoint is the last one: a save that does not make it would only hide it.
+    """
     if state.code is not None:
         return command_over(policy, state, now_ms)
     if state.notice is not None:
-        if committed and now_ms + state.longest_save_ms > state.notice.budget.save_by_ms:
+        if need_ms is not None and now_ms + need_ms > state.notice.budget.save_by_ms:
             return leaving.leave(policy, state, True, "", now_ms)
         return begin(policy, state, Kind.LEAVE, now_ms)
     return own_stops(policy, state, now_ms)
@@ -303,6 +323,14 @@ def command_over(policy: Policy, state: State, now_ms: int) -> Result:
         return adopting.hand_on(policy, state, now_ms)
     if not adopting.is_closed(policy, state, now_ms):
         return adopting.close(policy, state, now_ms)
+    hidden = ""
+    if code == 0 and state.notice is None:
+        if masked.waits(policy, state, now_ms):
+            return masked.settle(state, now_ms), ()
+        hidden = masked.culprit(state)
+    if hidden:
+        code = masked.EXIT_MASKED
+        state = replace(state, code=code, failed=code, masked=hidden)
     is_own = adopting.ended_before(state) and (code == 0 or state.restarts >= policy.restarts)
     if state.notice is not None and not is_own and not (code == 0 and not state.ranks):
         ended = leaving.own_end(policy, state, code)
@@ -312,9 +340,11 @@ def command_over(policy: Policy, state: State, now_ms: int) -> Result:
         restart = state.restarts + 1
         state = tasks.started_again(state)
         state = replace(state, restarts=restart, started=False, round=None, next_save_ms=next_save_ms(policy, now_ms))
-        state = replace(state, closing_ms=None, closed_look=False)
+        state = replace(state, closing_ms=None, closed_look=False, settle_ms=None)
         return ranks.all_gone(state), (StartCommand(restart),)
     failed = f"training failed by itself with status {code}{_whose(policy, state)}"
+    if hidden:
+        failed = f"training failed by itself: {hidden}; the command ended with status 0 all the same"
     return leaving.done(state, code, "training ended by itself" if code == 0 else failed)
 
 
