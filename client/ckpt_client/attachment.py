@@ -54,6 +54,7 @@ class Attachment:
     def begin(self) -> None:
         """Start listening. From here on the process answers for itself until it ends."""
         shield.settle()
+        shield.outlive_launcher()
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self.close)
         self._listener.start()
@@ -82,6 +83,7 @@ class Attachment:
         with self._changed:
             self.rank.finish()
             self._listener.ring()
+        self._listener.flush()
 
     def close(self) -> None:
         """The process ends."""
@@ -90,7 +92,7 @@ class Attachment:
         # Dying of an uncaught exception is no end of training, although the loop is over: the job must not be taken for one that
         # failed by itself while a notice is in force. The interpreter has set sys.last_type by now; SystemExit does not.
         died = getattr(sys, "last_value", None)
-        if isinstance(died, Exception):
+        if isinstance(died, Exception | KeyboardInterrupt):
             with self._changed:
                 self.rank.died(one_line(died))
             self._over = True

@@ -33,6 +33,10 @@ GOODBYE_MS = 200
 JOIN_SECONDS_MAX = 0.5
 """The listener gets this long to close at the end of the process; it is a daemon thread, so nothing waits longer."""
 
+FLUSH_SECONDS_MAX = 0.1
+KERNEL_SECONDS = 0.005
+"""The library's own thread has a word in the kernel within 0.2 ms."""
+
 WAKE_BYTES = 4_096
 """Read at once from the pipe that wakes the listener; a pipe and not an eventfd, which some Pythons lack."""
 
@@ -160,6 +164,7 @@ class Listener:
         self._changed = changed
         self._closing = False
         self._open = True
+        self._flushing = False
         self._thread = threading.Thread(target=self._run, name="ckpt-listener", daemon=True)
 
     def start(self) -> None:
@@ -175,6 +180,16 @@ class Listener:
         if self._open:
             with contextlib.suppress(BlockingIOError):  # Full: it is awake already.
                 os.write(self._line.bell_fd, b"\0")
+
+    def flush(self) -> None:
+        """Wait, within a bound, until what there is to say is on its way: the process may end with os._exit()."""
+        if threading.current_thread() is self._thread:
+            return
+        with self._changed:
+            self._flushing = self._open
+            self.ring()
+            self._changed.wait_for(lambda: not self._flushing or not self._open, FLUSH_SECONDS_MAX)
+            self._changed.wait(KERNEL_SECONDS)
 
     def close(self) -> None:
         """Send what is left to say, close, and wait for that within a bound."""
@@ -215,6 +230,10 @@ class Listener:
             answers = self._rank.take_outbox()
         for answer in answers:
             self._line.send(answer)
+        if self._flushing:
+            with self._changed:
+                self._flushing = bool(self._rank.outbox)
+                self._changed.notify_all()
         return alive and not self._closing
 
 

@@ -9,6 +9,7 @@ nothing without a supervisor: with SIGTERM blocked a training of its own could n
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import threading
@@ -19,6 +20,9 @@ NOTICES = frozenset({signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2})
 
 TERMINAL = frozenset({signal.SIGINT, signal.SIGHUP})
 """Blocked by the supervisor where the command shares its terminal. The tracker would let ctrl-C in again."""
+
+PR_SET_PDEATHSIG = 1
+PR_GET_PDEATHSIG = 2
 
 STATUS_BYTES_MAX = 16_384
 
@@ -66,6 +70,18 @@ def settle() -> None:
         if number != signal.SIGTERM or (number in _found_open and _some_thread_takes(number)):
             _take_default(number)
     os.register_at_fork(after_in_child=_forked)
+
+
+def outlive_launcher() -> None:
+    """Live on when the process that started this one dies of a notice: torch's mp.spawn has its ranks interrupted then.
+
+    The supervisor's own SIGKILL at the death of its guard stays: that is the end of the step (prctl(2), PR_SET_PDEATHSIG).
+    """
+    libc = ctypes.CDLL(None)
+    at_death = ctypes.c_int(0)
+    libc.prctl(PR_GET_PDEATHSIG, ctypes.byref(at_death), 0, 0, 0)
+    if at_death.value not in (0, signal.SIGKILL):
+        libc.prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 
 def _named(text: str | None) -> set[int]:

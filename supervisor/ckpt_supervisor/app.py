@@ -18,7 +18,7 @@ from ckpt_client import wire
 
 from ckpt_supervisor import children, emergency, errands, leftovers, stale, store
 from ckpt_supervisor.below import Below
-from ckpt_supervisor.core import between, machine, relay, tasks
+from ckpt_supervisor.core import between, machine, notices, relay, tasks
 from ckpt_supervisor.core import commands as do
 from ckpt_supervisor.core import events as ev
 from ckpt_supervisor.core.describe import Entry, describe
@@ -260,6 +260,8 @@ class Supervisor:
     def _sweep(self) -> None:
         calm = self.state.notice is None and (self.following is None or self.following.is_calm)
         self.below.sweep(now_ms(), quiet=calm)
+        if self.state.notice is not None and notices.ranks_are_late(self.state, now_ms()):
+            self.below.press(self.state.notice.first_ms)
         if self.below.hand_on(now_ms(), calm=calm):
             self.errands.forget_mark()
 

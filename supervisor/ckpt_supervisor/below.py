@@ -17,7 +17,7 @@ from typing import Any
 import zmq
 from ckpt_client.wire import Who
 
-from ckpt_supervisor import children, ending
+from ckpt_supervisor import children, ending, procfs
 from ckpt_supervisor.core import events as ev
 from ckpt_supervisor.core.describe import Entry
 from ckpt_supervisor.handover import Handover
@@ -27,8 +27,8 @@ from ckpt_supervisor.shield import Shield
 from ckpt_supervisor.signals import signal_name
 from ckpt_supervisor.stderr import say
 
-SWEEP_MS = 1_000
-"""The shield's first look is this long after the start; from then on it says itself when the next one is due."""
+FIRST_SWEEP_MS = 100
+"""When the shield looks for the first time; after that it says itself when."""
 
 PART_S = 0.2
 """A guard that was let go has this long to end with what is left; it goes on without us."""
@@ -61,11 +61,12 @@ class Below:
         """Shared memory of those that were killed: nobody else removes it."""
         self._codes: dict[int, int] = {}
         """Exit statuses of orphans, by pid, since then."""
-        self._shield = Shield(lambda: children.descendants(launch.claims))
+        self._shield = Shield(self._below_guard)
         number = launch.options.pass_signal
         self.handover = None if number is None else Handover(number, launch.claims)
         self._signalled = False
-        self._sweep_at_ms = now_ms + SWEEP_MS  # Not at once: the claims are locked while the journal's library is imported.
+        self._pressed_ms = -1
+        self._sweep_at_ms = now_ms + FIRST_SWEEP_MS
 
     def started(self, child: children.Child) -> None:
         """The command runs."""
@@ -184,6 +185,11 @@ class Below:
                 self._rank_fds[pid] = fd
                 self._poller.register(fd, zmq.POLLIN)
 
+    def _below_guard(self) -> list[int]:
+        """Without asking the claims, which may be locked for as long as an exec of ours takes."""
+        held = self._held
+        return children.descendants(self._launch.claims) if held is None else procfs.descendants(held.guard_pid)
+
     def hand_on(self, now_ms: int, *, calm: bool) -> bool:
         """Give the program the signal that it saves at, when it is time to; whether it turned out to have it already."""
         handover = self.handover
@@ -217,6 +223,17 @@ class Below:
         for done in self._shield.sweep(now_ms, quiet):
             self._log(Entry("termination_completed", "info", dataclasses.asdict(done)))
         self._sweep_at_ms = self._shield.next_ms(now_ms)
+
+    def press(self, notice_ms: int) -> None:
+        """The ranks are late for the save: nobody of them is to wait for somebody whose end the shield holds up.
+
+        Once for each notice, which has come at that instant.
+        """
+        if notice_ms == self._pressed_ms:
+            return
+        self._pressed_ms = notice_ms
+        for done in self._shield.press({_pid(who) for who in self._rank_fds}):
+            self._log(Entry("termination_completed", "info", dataclasses.asdict(done)))
 
     def end(self) -> None:
         """End every process below us, but not a scontrol that is just at work for us, nor the guard."""

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 
 from ckpt_supervisor import procfs
-from ckpt_supervisor.guard import Broadcast, Early, Ended, Guard, Lost, Manner, News
+from ckpt_supervisor.guard import Broadcast, Early, Ended, Guard, GuardEnded, Lost, Manner, News
 
 __all__ = ["Broadcast", "Child", "Claims", "Ended", "Guard", "Lost", "News", "NotStarted", "start"]
 
@@ -30,12 +30,17 @@ PR_SET_CHILD_SUBREAPER = 36
 SYS_PIDFD_OPEN = 434
 """The same on every architecture. Pythons built with old kernel headers (conda's) lack os.pidfd_open."""
 
+PID_MAX = 1 << 22
+"""PID_MAX_LIMIT of 64-bit kernels (proc(5)). A rank in another pid namespace goes by a larger number, which is no process's."""
+
 EXIT_CANNOT_RUN = 126
 EXIT_NOT_FOUND = 127
-EXIT_STATUS_LOST = 1
 END_PASSES_EMPTY = 2
 END_PASSES_MAX = 100
 """Looks at the tree while it is being ended: it may fork meanwhile."""
+
+GUARDS_MAX = 2
+"""A guard that was killed before it could start the command is replaced once."""
 
 LOST_S = 1.0
 """A command whose guard was killed dies with it; one that sleeps uninterruptibly is not waited for."""
@@ -119,7 +124,7 @@ class Child:
     def status(self) -> int | None:
         """None while it runs; then its exit status for others: 128 + n when signal n ended it. Never blocks for long.
 
-        A status that nobody could take is EXIT_STATUS_LOST: what is not known must not pass for success, as it does in Popen.
+        The command of a guard that was killed has died of SIGKILL with it.
         """
         self._read()
         return None if self._returncode is None else exit_code(self._returncode)
@@ -163,7 +168,7 @@ def _died_with_guard(pid: int) -> int:
             ended, status = os.waitpid(pid, os.WNOHANG)
         except ChildProcessError:
             if procfs.state_of(pid) == "gone":
-                return EXIT_STATUS_LOST
+                return -signal.SIGKILL  # Collected as any orphan is; that is what it has died of.
             ended = 0  # A process that dies closes its files first, and hands its children on a moment later.
         if ended:
             return os.waitstatus_to_exitcode(status)
@@ -191,17 +196,21 @@ def start(
     """
     shares_terminal = own_group and _stdin_is_our_terminal()
     shielded = {*blocked, *(_TERMINAL_SIGNALS if shares_terminal else ())}
-    try:
-        guard = Guard.begin(claims) if early is None else early.take()
-    except OSError as error:
-        return NotStarted(EXIT_CANNOT_RUN, f"the guard of the command could not be started: {error.strerror}")
     manner = Manner(shielded, own_group and not shares_terminal, files_max, score)
-    try:
-        pid = guard.start(argv, env, manner)
-    except (OSError, ValueError) as error:
-        guard.close()
-        return _not_started(argv[0], error)
-    return Child(pid, guard, shares_terminal)
+    problem: OSError | ValueError = OSError(0, "")
+    for _ in range(GUARDS_MAX):
+        try:
+            guard = Guard.begin(claims) if early is None else early.take()
+        except OSError as error:
+            return NotStarted(EXIT_CANNOT_RUN, f"the guard of the command could not be started: {error.strerror}")
+        try:
+            return Child(guard.start(argv, env, manner), guard, shares_terminal)
+        except (OSError, ValueError) as error:
+            guard.close()
+            problem = error
+            if not isinstance(error, GuardEnded):
+                break
+    return _not_started(argv[0], problem)
 
 
 def raise_files_max() -> tuple[int, int] | None:
@@ -241,6 +250,8 @@ def exit_code(returncode: int) -> int:
 
 def pidfd(pid: int) -> int | None:
     """A descriptor that is readable once the process has ended; None when it is gone, or the kernel has none (before 5.3)."""
+    if not 0 < pid <= PID_MAX:
+        return None
     libc = ctypes.CDLL(None, use_errno=True)
     fd: int = libc.syscall(SYS_PIDFD_OPEN, pid, 0)
     return fd if fd >= 0 else None
@@ -319,6 +330,8 @@ def send(pid: int, number: int) -> bool:
 
 
 def _kill(pid: int, number: int) -> bool:
+    if not 0 < pid <= PID_MAX:
+        return False
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):

@@ -95,6 +95,10 @@ class Before:
     """The environment names PYTHONHOME."""
 
 
+class GuardEnded(OSError):
+    """The guard was killed before it could start the command."""
+
+
 News = Ended | Broadcast | Lost
 
 
@@ -156,7 +160,7 @@ class Guard:
         try:
             _write_all(self._orders, guard_process.framed(order))
         except BrokenPipeError:
-            raise OSError(0, "the guard that starts it has ended") from None
+            raise GuardEnded(0, "the guard that starts it has ended") from None
         # No byte more than that: what comes after it has to find the loop asleep, and to wake it.
         word = self._exactly(FRAME.unpack(self._exactly(FRAME.size))[0])
         kind, number = marshal.loads(word)  # noqa: S302 - from a process of our own.
@@ -209,7 +213,7 @@ class Guard:
             select.select([self.fd], [], [])
             chunk = os.read(self.fd, size - len(data))
             if not chunk:
-                raise OSError(0, "the guard that starts it has ended")
+                raise GuardEnded(0, "the guard that starts it has ended")
             data += chunk
         return data
 

@@ -20,6 +20,7 @@ STATUS_BYTES_MAX = 16_384
 CHILDREN_BYTES_MAX = 1 << 20
 DESCENDANTS_MAX = 100_000
 GENERATIONS_MAX = 1_000
+THREADS_MAX = 10_000
 DESCRIPTORS_MAX = 200_000
 """Most open files of all processes together that one look for a writer goes through: half a second."""
 
@@ -346,3 +347,28 @@ def maps(pid: int, bytes_max: int) -> str:
         return ""
     text = b"".join(parts)
     return text[: text.rfind(b"\n") + 1].decode("utf-8", "replace")
+
+
+_WAITS = {"x86_64": (61, 247), "aarch64": (260, 95), "ppc64le": (114, 272)}
+"""Numbers of wait4(2) and waitid(2)."""
+_P_PID = 1
+
+
+def waits_for(parent: int, pid: int) -> bool:
+    """Whether a thread of the parent stands in wait4(2) or waitid(2) for just this child (proc_pid_syscall(5)).
+
+    False where that cannot be seen.
+    """
+    wait4, waitid = _WAITS.get(os.uname().machine, (-1, -1))
+    try:
+        threads = os.listdir(f"/proc/{parent}/task")  # noqa: PTH208 - as above.
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return False
+    for thread in threads[:THREADS_MAX]:
+        words = (_read(f"/proc/{parent}/task/{thread}/syscall", STATUS_BYTES_MAX) or "").split()
+        if len(words) < 3 or not words[0].isdecimal():
+            continue
+        number, first, second = int(words[0]), int(words[1], 16), int(words[2], 16)
+        if (number == wait4 and first == pid) or (number == waitid and (first, second) == (_P_PID, pid)):
+            return True
+    return False

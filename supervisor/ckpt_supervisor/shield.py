@@ -67,6 +67,9 @@ SWEEP_S = 0.025
 
 ASK_PAUSE_S = 0.001
 
+ABSORBED_MAX = 10_000
+PRESS_MS = 20
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Completed:
@@ -94,6 +97,8 @@ class Shield:
         """Found stuck while it was not quiet, and not dealt with yet."""
         self._spared: set[Identity] = set()
         """The same where ptrace is refused."""
+        self._absorbed: list[Identity] = []
+        """From whom a SIGTERM from outside was kept."""
         self._burst_until_ms = 0
         self._look_by_ms = 0
         self._queued: int | None = None
@@ -137,6 +142,29 @@ class Shield:
         is_at_rest = queued == self._queued_before and now_ms >= self._burst_until_ms
         self._queued = queued if is_at_rest and not self._first_seen and not self._outside else None
         self._queued_before = queued
+        return done
+
+    def press(self, ranks: Collection[int]) -> list[Completed]:
+        """End helpers for whose end a rank may be waiting in vain, when that begins to cost the save.
+
+        A second SIGTERM leaves no trace while one is pending. So a parent that ends its child after the broadcast has come to it,
+        and before that was absorbed, has ended nobody, and waits. Ended are those from whom one was kept, below a rank and with
+        no rank below, whose parent stands in wait(2) for just them. Without us the broadcast had ended them already.
+        """
+        done = []
+        for who in [*self._absorbed, *self._spared]:
+            seen = procfs.stat(who[0])
+            if seen is None or seen.started != who[1] or seen.state in ("zombie", "gone"):
+                continue
+            is_below = any(procfs.descends(who[0], rank) for rank in ranks)
+            if not is_below or who[0] in ranks or any(procfs.descends(rank, who[0]) for rank in ranks):
+                continue
+            if procfs.waits_for(seen.parent, who[0]):
+                deliver_term([who[0]], PRESS_MS)
+                is_killed = _kill(who)  # Only if it is refused, and still pending.
+                done.append(Completed(who[0], "killed" if is_killed else "delivered", 0))
+        pressed = {one.pid for one in done}
+        self._absorbed = [who for who in self._absorbed if who[0] not in pressed]
         return done
 
     def next_ms(self, now_ms: int) -> int:
@@ -224,6 +252,7 @@ class Shield:
                 return Completed(who[0], "delivered", found)
             case "absorbed":
                 self._outside.discard(who)
+                self._absorbed = [*self._absorbed, who][-ABSORBED_MAX:]
             case "left" | "refused" if not is_outside and not is_settled:
                 self._strangers.add(who)
             case "refused" if is_outside:

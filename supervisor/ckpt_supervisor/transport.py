@@ -34,7 +34,8 @@ WORDS_PER_TURN_MAX = 1_000
 
 def places(env: Mapping[str, str]) -> list[str]:
     """Where the socket may be, the best first; "" for what is not set."""
-    return [env.get("XDG_RUNTIME_DIR", ""), env.get("TMPDIR", ""), "/tmp", "/dev/shm", "/var/tmp"]  # noqa: S108 - mkdtemp inside
+    # Not XDG_RUNTIME_DIR before them: containers rarely see it, and it is removed when the user's last session ends.
+    return [env.get("TMPDIR", ""), "/tmp", "/dev/shm", "/var/tmp", env.get("XDG_RUNTIME_DIR", "")]  # noqa: S108 - mkdtemp inside
 
 
 class NoPlace(Exception):

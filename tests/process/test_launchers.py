@@ -85,6 +85,7 @@ LAUNCHERS = [
     Launcher("agent", before(*STAND_IN, "agent"), statuses={"0": 0}),
     Launcher("mpirun", before(*STAND_IN, "mpirun", "4"), ranks=4),
     Launcher("spawn", before(*STAND_IN, "spawn"), ranks=2),
+    Launcher("spawn-apart", before(*STAND_IN, "spawn-apart"), ranks=2),
     Launcher("uv", before(*UV)),
     Launcher("namespaces", before(*NAMESPACES), statuses={"0": 0, "3": 3}),
     # What imports torch takes seconds to start; both say 1 for every failure.

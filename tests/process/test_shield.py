@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import textwrap
 from collections.abc import Iterator
 
 import pytest
@@ -250,3 +252,59 @@ def test_without_time_it_is_sent_and_nothing_more(processes: Processes) -> None:
     deliver_term([process.pid], 0)
     assert signal.SIGTERM in mask_of(process.pid, "ShdPnd")
     assert lives(process.pid)
+
+
+ENDS_ITS_CHILD = """
+    import subprocess, sys
+    child = subprocess.Popen(["sleep", "1000"])
+    other = subprocess.Popen(["sleep", "1000"])
+    print(child.pid, other.pid, flush=True)
+    sys.stdin.readline()
+    child.terminate()
+    print("sent", flush=True)
+    print(child.wait(), flush=True)
+"""
+
+
+def test_a_rank_that_waits_for_a_child_whose_end_was_taken_for_the_notices_goes_on(processes: Processes) -> None:
+    """The parent's SIGTERM came while the broadcast's was pending there, so it left no trace. At half of the time its child, and
+    nobody else, gets what the notice would have given it without us."""
+    rank = processes.start(sys.executable, "-c", textwrap.dedent(ENDS_ITS_CHILD))
+    assert rank.stdin is not None
+    assert rank.stdout is not None
+    child, other = map(int, rank.stdout.readline().split())
+    shield = shield_of([rank.pid, child, other], top=rank.pid)
+    for pid in (child, other):
+        os.kill(pid, signal.SIGTERM)
+    until(lambda: procfs.term_is_stuck(child) and procfs.term_is_stuck(other), "the broadcast is there")
+    rank.stdin.write(b"\n")
+    rank.stdin.flush()
+    assert rank.stdout.readline() == b"sent\n"
+    until(lambda: procfs.waits_for(rank.pid, child), "it waits for its child")
+    looked(shield, 1_000, quiet=False)
+    assert lives(child)
+    assert not procfs.waits_for(rank.pid, other)
+    assert [done.pid for done in shield.press({rank.pid})] == [child]
+    assert rank.stdout.readline() == b"-15\n"
+    assert lives(other)
+    assert shield.press({rank.pid}) == []
+    os.kill(other, signal.SIGKILL)
+
+
+def test_nobody_who_has_a_rank_below_is_pressed(processes: Processes) -> None:
+    """A launcher waits for just its rank: that is no reason to end the rank."""
+    launcher = processes.start(sys.executable, "-c", textwrap.dedent(ENDS_ITS_CHILD))
+    assert launcher.stdin is not None
+    assert launcher.stdout is not None
+    rank, other = map(int, launcher.stdout.readline().split())
+    shield = shield_of([launcher.pid, rank], top=launcher.pid)
+    os.kill(rank, signal.SIGTERM)
+    until(lambda: procfs.term_is_stuck(rank), "the broadcast is there")
+    launcher.stdin.write(b"\n")
+    launcher.stdin.flush()
+    until(lambda: procfs.waits_for(launcher.pid, rank), "it waits")
+    looked(shield, 1_000, quiet=False)
+    assert shield.press({rank}) == []
+    assert lives(rank)
+    for pid in (rank, other):
+        os.kill(pid, signal.SIGKILL)

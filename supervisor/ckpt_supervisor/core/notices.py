@@ -295,6 +295,14 @@ def _next_look_ms(policy: Policy, state: State) -> int | None:
     return state.next_look_ms
 
 
+def ranks_are_late(state: State, now_ms: int) -> bool:
+    """Half of the time for the last save is over, and somebody has not come to a boundary yet: something may hold it up."""
+    notice = state.notice
+    if notice is None or state.phase is not Phase.AGREEING:
+        return False
+    return now_ms >= (notice.first_ms + notice.budget.save_by_ms) // 2
+
+
 def next_deadline(policy: Policy, state: State) -> int | None:
     """When `due` or the watch has something to do."""
     if state.notice is not None:
