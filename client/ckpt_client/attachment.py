@@ -14,6 +14,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ckpt_client import shield, wire
 from ckpt_client.channel import Line, Listener, now_ms
@@ -49,6 +50,7 @@ class Attachment:
         self._listener = Listener(line, rank, self._changed)
         self._said_left = 0
         self._over = False
+        self._closed = False
         self._pid = os.getpid()
 
     def begin(self) -> None:
@@ -57,6 +59,10 @@ class Attachment:
         shield.outlive_launcher()
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self.close)
+        # A child of multiprocessing by fork or forkserver leaves by os._exit, past atexit, but not past this.
+        multiprocessing: Any = sys.modules.get("multiprocessing.util")
+        if multiprocessing is not None:
+            multiprocessing.Finalize(None, self.close, exitpriority=0)
         self._listener.start()
 
     def boundary(self, here: Position) -> None:
@@ -86,12 +92,13 @@ class Attachment:
         self._listener.flush()
 
     def close(self) -> None:
-        """The process ends."""
-        if os.getpid() != self._pid:
+        """The process ends. May be called again: by atexit, and by multiprocessing where that is imported."""
+        if self._closed or os.getpid() != self._pid:
             return
+        self._closed = True
         # Dying of an uncaught exception is no end of training, although the loop is over: the job must not be taken for one that
-        # failed by itself while a notice is in force. The interpreter has set sys.last_type by now; SystemExit does not.
-        died = getattr(sys, "last_value", None)
+        # failed by itself while a notice is in force.
+        died = _fatal()
         if isinstance(died, Exception | KeyboardInterrupt):
             with self._changed:
                 self.rank.died(one_line(died))
@@ -152,6 +159,22 @@ class Attachment:
         self._listener.forked()
         self.rank.hold = NO_ROUND
         self.rank.due = NEVER
+
+
+def _fatal() -> object:
+    """The exception that ends this process, None where it ends in good order."""
+    raised = sys.exc_info()[1]
+    if raised is not None:
+        # multiprocessing calls from a `finally`, on the exception's way up; torch's mp.spawn hands it on and exits with a status.
+        return raised.__context__ if isinstance(raised, SystemExit) and raised.code else raised
+    # The interpreter has set it by now, and for SystemExit it does not. Consoles, test runners and C code set it as well, for
+    # what they have printed and survived: what ended the program went through its outermost frame.
+    last = getattr(sys, "last_value", None)
+    trace = getattr(sys, "last_traceback", None) or getattr(last, "__traceback__", None)
+    if trace is None or trace.tb_frame.f_back is not None:
+        return None
+    programs = [vars(sys.modules[name]) for name in ("__main__", "runpy") if name in sys.modules]
+    return last if any(trace.tb_frame.f_globals is names for names in programs) else None
 
 
 def _print_trace() -> None:

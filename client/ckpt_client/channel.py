@@ -14,11 +14,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import zmq
 
-from ckpt_client import wire
+from ckpt_client import above, wire
 from ckpt_client.protocol import Rank
 
 HELLO_EVERY_MS = 500
@@ -42,9 +41,6 @@ WAKE_BYTES = 4_096
 
 WORDS_PER_TURN_MAX = 1_000
 """Most words taken from the socket before the outbox is looked at."""
-
-ANCESTORS_MAX = 64
-"""Most parents looked at when the supervisor is searched among them."""
 
 # A signal that a thread raises by its own fault must stay deliverable, or faulthandler would never speak.
 _OWN_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
@@ -243,22 +239,9 @@ def _watch(pid: int) -> int:
     Only of an ancestor: the number may be another process's by now. 0 stands for one in another pid namespace: there the closed
     socket has to tell (EVENT_DISCONNECTED), which it does everywhere.
     """
-    if not _is_ancestor(pid):
+    if not above.is_ancestor(pid):
         return -1
     try:
         return os.pidfd_open(pid)
     except (OSError, AttributeError):  # Pythons built on old systems (conda's) lack it.
         return -1
-
-
-def _is_ancestor(pid: int) -> bool:
-    looked_at = os.getppid()
-    for _ in range(ANCESTORS_MAX):
-        if looked_at == pid or looked_at <= 1:
-            return looked_at == pid and pid > 0
-        try:
-            status = Path(f"/proc/{looked_at}/stat").read_text("utf-8", "replace")
-        except OSError:
-            return False
-        looked_at = int(status.rpartition(")")[2].split()[1])
-    return False

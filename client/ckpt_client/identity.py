@@ -10,18 +10,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ckpt_client import wire
+
 RESTARTS_APART = 10_000
 """Generation = restarts in place x this + torchrun's restart count, so that it rises with either."""
-
-
-LOCAL_RANKS = (
-    "LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MV2_COMM_WORLD_LOCAL_RANK",
-    "MPI_LOCALRANKID",
-    "SLURM_LOCALID",
-)
-"""Who says which rank of its node a process is, first to be believed first."""
 
 
 class Identity(NamedTuple):
@@ -39,18 +31,18 @@ def identify(environment: Mapping[str, str], distributed: tuple[int, int] | None
     """The identity of this process. `distributed` is (rank, world size) of torch.distributed, None if not initialised."""
     restart, elastic = _number(environment, "CKPT_SUPERVISE_RESTART"), _number(environment, "TORCHELASTIC_RESTART_COUNT")
     generation = (restart or 0) * RESTARTS_APART + (elastic or 0)
+    found = environment.get(wire.MPI_FOUND, "").split()
+    # What the supervisor had found already is not from below it: a shell that was a rank of mpirun submitted the job.
+    mpi = [names for names in wire.MPI if wire.mpi_word(environment, names) not in found]
     pairs = (
         distributed,
         _pair(environment, "RANK", "WORLD_SIZE"),
         # mpirun's own, before Slurm's: below one task all ranks of mpirun have the same SLURM_PROCID (field case 119).
-        _pair(environment, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-        _pair(environment, "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-        # MPICH's and Intel's; after those above, as `srun --mpi=pmi2` sets it too, for the task that mpirun is started in.
-        _pair(environment, "PMI_RANK", "PMI_SIZE"),
+        *(_pair(environment, names.rank, names.size) for names in mpi),
         _pair(environment, "SLURM_PROCID", "SLURM_NTASKS"),
     )
     rank, world_size = next((pair for pair in pairs if pair is not None), (0, 1))
-    locals_ = (_number(environment, name) for name in LOCAL_RANKS)
+    locals_ = (_number(environment, name) for name in ("LOCAL_RANK", *(names.local_rank for names in mpi), "SLURM_LOCALID"))
     local = next((number for number in locals_ if number is not None), 0)
     return Identity(rank, world_size, local, generation, distributed is not None)
 

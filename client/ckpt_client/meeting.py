@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import zmq
 
-from ckpt_client import identity, shield, wire
+from ckpt_client import above, identity, shield, wire
 from ckpt_client.attachment import Attachment, Saver, gil_is_off
 from ckpt_client.channel import HELLO_MAX_MS, Line, greet, now_ms, open_line, tell
 from ckpt_client.identity import Identity
@@ -109,18 +109,10 @@ def pids(environment: Mapping[str, str]) -> tuple[int, int]:
     In a container with a pid namespace of its own pids mean nothing to the supervisor: two ranks may both be process 2, or have
     the number of a stranger outside. There the name is made up, no pid that a system gives, and the supervisor not watched (0).
     """
-    supervisor = environment.get("CKPT_SUPERVISE_PID", "")
     theirs = environment.get("CKPT_SUPERVISE_PIDNS", "")
-    if theirs and theirs != _pid_namespace():
+    if theirs and theirs != above.pid_namespace():
         return wire.PID_SYSTEM_MAX + 1 + secrets.randbits(MADE_UP_PID_BITS), 0
-    return os.getpid(), int(supervisor) if supervisor.isascii() and supervisor.isdigit() else 0
-
-
-def _pid_namespace() -> str:
-    try:
-        return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return ""
+    return os.getpid(), above.supervisor_pid(environment)
 
 
 def _socket_missing(endpoint: str) -> str:

@@ -12,8 +12,12 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import threading
+import types
 from collections.abc import Iterable, Mapping
+
+from ckpt_client import above
 
 NOTICES = frozenset({signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2})
 """The notice's signals where the supervisor does not say which (CKPT_SUPERVISE_SHIELD): they are the supervisor's."""
@@ -38,11 +42,16 @@ _ask_kernel = signal.pthread_sigmask
 def stand_early(environment: Mapping[str, str]) -> None:
     """The same as `stand`, on import: before training code makes its first worker, and its libraries their first threads.
 
-    Only where the supervisor's socket is: a job that is submitted from a supervised one inherits its environment.
+    Only where the supervisor's socket is and it stands above us: a job that is submitted from a supervised one inherits its
+    environment, and may run on the same node. In another pid namespace, a container's, the socket alone has to tell.
     """
     path = environment.get("CKPT_SUPERVISE_SOCKET", "").removeprefix("ipc://")
-    if path and os.access(path, os.F_OK):
-        stand(environment)
+    if not path or not os.access(path, os.F_OK):
+        return
+    theirs = environment.get("CKPT_SUPERVISE_PIDNS", "")
+    if theirs and theirs == above.pid_namespace() and not above.is_ancestor(above.supervisor_pid(environment)):
+        return
+    stand(environment)
 
 
 def stand(environment: Mapping[str, str]) -> None:
@@ -90,18 +99,30 @@ def _named(text: str | None) -> set[int]:
     return {int(word) for word in text.split() if word.isascii() and word.isdigit()} & signal.valid_signals()
 
 
-def _pthread_sigmask(how: int, mask: Iterable[int], /) -> set[int | signal.Signals]:
+def _pthread_sigmask(how: int, mask: Iterable[int]) -> set[int | signal.Signals]:
     """In place of signal.pthread_sigmask: lets in what is asked for, without what is kept out.
 
     By the function and not by a switch in the tracker: copies of it come with other packages (multiprocess, loky), each Python
     has it a little different, and other libraries let signals in as well.
     """
+    asked = set(mask)
+    wanted = {number for number in asked & _kept if _is_theirs(number)}
     if how == signal.SIG_UNBLOCK:
-        mask = set(mask) - _kept
+        mask = asked - (_kept - wanted)
     elif how == signal.SIG_SETMASK:
-        mask = {*mask, *_kept}
+        mask = asked | _kept
     before: set[int | signal.Signals] = _ask_kernel(how, mask)
     return before
+
+
+def _is_theirs(number: int) -> bool:
+    """Whether training code lets in a signal that it has a handler of its own for (field case 13); a tracker never does."""
+    asks: types.FrameType | None = sys._getframe()
+    while asks is not None and asks.f_globals.get("__name__") == __name__:
+        asks = asks.f_back
+    if asks is not None and "resource_tracker" in str(asks.f_globals.get("__name__")):
+        return False
+    return signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN, None, _nothing)
 
 
 def _some_thread_takes(number: int) -> bool:

@@ -3,10 +3,13 @@
 Owns the message types and their encoding (MessagePack, validated while it is decoded). Must not know sockets, clocks or
 threads: the simulator and the real transport use this same code, so what is tested here is what travels.
 Every word may come twice, late, or never (docs/protocol.md); each one carries the round it belongs to.
+And one word of the supervisor that travels in the command's environment: which ranks of mpirun are none of its own.
 """
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -273,3 +276,45 @@ def out_of_range(word: FromRank) -> str:
         if not 0 <= word.n <= NUMBER_MAX or word.save_ms < 0 or any(file.size_bytes < 0 for file in word.files):
             return "a number out of range"
     return ""
+
+
+# --- in the command's environment -------------------------------------------------------------------------------------
+
+
+class Mpi(NamedTuple):
+    """Variables by which one kind of mpirun tells a process who it is. `launch`: those that differ from launch to launch."""
+
+    rank: str
+    size: str
+    local_rank: str
+    launch: tuple[str, ...]
+
+
+MPI = (
+    Mpi("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", ("PMIX_NAMESPACE",)),
+    Mpi("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", ("PMI_FD", "PMI_PORT")),
+    # MPICH's and Intel's; after those above, as `srun --mpi=pmi2` sets it too, for the task that mpirun is started in.
+    Mpi("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", ("PMI_FD", "PMI_PORT")),
+)
+"""First to be believed first."""
+
+MPI_FOUND = "CKPT_SUPERVISE_MPI"
+"""What of it the supervisor had in its own environment, as `mpi_found` writes it."""
+
+
+def mpi_found(environment: Mapping[str, str]) -> str:
+    """The words of all kinds of mpirun that have left a rank here: `OMPI_COMM_WORLD_RANK=0/4 PMI_RANK=0/1`."""
+    return " ".join(filter(None, (mpi_word(environment, names) for names in MPI)))
+
+
+def mpi_word(environment: Mapping[str, str], names: Mpi) -> str:
+    """Rank and size that one kind of mpirun has left here, as one word; "" if none.
+
+    With a checksum of the launch, where that shows: a rank 0 that submits the same job again is told from the rank 0 of that one.
+    """
+    rank, size = environment.get(names.rank, ""), environment.get(names.size, "")
+    if not (rank + size).isascii() or not rank.isdigit() or not size.isdigit():
+        return ""
+    launch = "\0".join(environment.get(name, "") for name in names.launch).strip("\0")
+    check = f"/{zlib.crc32(launch.encode('utf-8', 'surrogateescape')):08x}" if launch else ""
+    return f"{names.rank}={rank}/{size}{check}"

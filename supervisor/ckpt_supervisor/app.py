@@ -42,7 +42,6 @@ if TYPE_CHECKING:  # Only a step of several tasks has these: see others_of.
 FLUSH_MS = 2_000
 """At the end the journal gets this long to be written, and what goes after the last look at a program's files as long to go."""
 
-
 ASK_MS = 2_000
 """Processes that the command has left behind get this long after SIGTERM, when nothing presses."""
 
@@ -187,9 +186,7 @@ class Supervisor:
             times += [relay.next_deadline(self.following.relay), self.following.reach_at_ms]
         if self.following is None or self.following.is_lost:
             times.append(machine.next_deadline(self.policy, self.state))
-        times.append(self.below.sweep_at_ms)
-        if self.below.handover is not None:
-            times.append(self.below.handover.due_ms)
+        times += self.below.times_ms
         soonest = min((time for time in times if time is not None), default=None)
         return -1 if soonest is None else max(0, soonest - now_ms())
 
@@ -365,7 +362,7 @@ class Supervisor:
             self.lines.write()  # The gate reads there how the command has ended.
             self.below.end_for_restart(lambda: self.errands.choose(None, chosen))
             return
-        self.below.end()  # A relay starts the next one when the last one has ended.
+        self.below.end_before_start()  # A relay starts the next one when the last one has ended.
         self._started(*self.launch.start_command(following.resume.path, restart), following.resume, restart)
 
     def _refuse(self, why: str) -> None:
@@ -386,8 +383,9 @@ class Supervisor:
             self.feed(ev.CommandExited(started.code))
             return
         self.below.started(started)
-        fields = {"command": argv, "command_pid": started.pid, "resume_from": resume.path, "resume_step": resume.step}
-        entry = Entry("command_started", "info", {**fields, "restart": restart, "dir": str(self.launch.options.dir)})
+        pids = {"command": argv, "command_pid": started.pid, "guard_pid": started.guard_pid, "restart": restart}
+        more = {"resume_from": resume.path, "resume_step": resume.step, "dir": str(self.launch.options.dir)}
+        entry = Entry("command_started", "info", pids | more)
         self.lines.log(entry, self.launch.started_at if self.launch.started is not None and restart == 0 else None)
 
     def _kill_wait(self, found_ms: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import select
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -33,6 +32,12 @@ FIRST_SWEEP_MS = 100
 PART_S = 0.2
 """A guard that was let go has this long to end with what is left; it goes on without us."""
 
+RESTART_S = 3.0
+"""Before the next start in place: a process with a GPU takes a moment to let it go."""
+
+OVERDUE_MS = 1_000
+"""The guard's word of the command's end comes within a millisecond."""
+
 ENDED_MAX = 1_000
 """Most ranks whose ends are remembered; torchrun may start its workers again and again."""
 
@@ -50,6 +55,11 @@ class Below:
         self.child: children.Child | None = None
         self._held: children.Child | None = None
         """The command that runs, or ran last: its guard still has what is left below it."""
+        self._end_fd: int | None = None
+        """The command's pidfd, beside its guard's word."""
+        self.overdue_ms: int | None = None
+        """When that word is overdue."""
+        self._is_woken = False
         self._then: Callable[[], None] | None = None
         """What waits for the end of a command that was ended for the next start."""
         self._rank_fds: dict[Who | int, int] = {}
@@ -61,8 +71,9 @@ class Below:
         """Shared memory of those that were killed: nobody else removes it."""
         self._codes: dict[int, int] = {}
         """Exit statuses of orphans, by pid, since then."""
-        self._shield = Shield(self._below_guard)
         number = launch.options.pass_signal
+        # Where SIGTERM is not blocked below us nothing holds a termination up; one that is pending is the program's own affair.
+        self._shield = None if number == signal.SIGTERM else Shield(self._below_guard)
         self.handover = None if number is None else Handover(number, launch.claims)
         self._signalled = False
         self._pressed_ms = -1
@@ -73,7 +84,11 @@ class Below:
         self._let_go()
         self.child = self._held = child
         self._poller.register(child.fileno(), zmq.POLLIN)
-        self._log(Entry("guard_started", "debug", {"guard_pid": child.guard_pid}))
+        self._end_fd = children.pidfd(child.pid)
+        if self._end_fd is not None:
+            self._poller.register(self._end_fd, zmq.POLLIN)
+        if self.handover is not None and self._launch.job.slurm is not None:
+            self.handover.stand_by()
 
     def watch(self, who: Who) -> None:
         """Learn of this rank's end by its pidfd. A pid of another namespace is not ours to watch: its silence will tell."""
@@ -97,8 +112,30 @@ class Below:
         held = self._held
         if held is not None and held.fileno() in ready:
             self._hear(held)
+        if self._end_fd is not None and self._end_fd in ready:
+            self._stop_watching()
+            self.overdue_ms = _now_ms() + OVERDUE_MS
+        self._wake_guard()
         if self._orphaned is not None and not self._rank_fds:
             self._last_ranks_ended(self._orphaned)
+
+    def _stop_watching(self) -> None:
+        fd, self._end_fd = self._end_fd, None
+        self.overdue_ms = None
+        if fd is not None:
+            self._poller.unregister(fd)
+            os.close(fd)
+
+    def _wake_guard(self) -> None:
+        """The command is over and its guard has not said so: somebody has stopped it. If waking it does not help, it is lost."""
+        held = self._held
+        if self.overdue_ms is None or held is None or _now_ms() < self.overdue_ms:
+            return
+        if held.status() is not None:
+            self.overdue_ms = None  # It is told with the next look.
+            return
+        children.send(held.guard_pid, signal.SIGKILL if self._is_woken else signal.SIGCONT)
+        self._is_woken, self.overdue_ms = True, _now_ms() + OVERDUE_MS
 
     def _hear(self, held: children.Child) -> None:
         """What the guard tells."""
@@ -108,7 +145,8 @@ class Below:
             elif isinstance(news, children.Lost):
                 self._guard_lost(held)
             elif news.pid != held.pid:
-                self._codes[news.pid] = children.exit_code(news.returncode)
+                if self._orphaned is not None:
+                    self._codes[news.pid] = children.exit_code(news.returncode)
             elif self._then is not None:
                 self._dropped_ended()
             else:
@@ -118,7 +156,7 @@ class Below:
     def _broadcast(self, news: children.Broadcast) -> None:
         self.signalled()
         if self.handover is not None:
-            self.handover.came_to_all(news.number, time.monotonic_ns() // 1_000_000)
+            self.handover.came_to_all(news.number, _now_ms())
 
     def _guard_lost(self, held: children.Child) -> None:
         """The command has died with it. What it leaves behind comes back to us, and is ended: nobody watches over it any more."""
@@ -126,16 +164,17 @@ class Below:
         self._let_go()
         self.end()
 
-    def _let_go(self) -> None:
+    def _let_go(self, wait_s: float = PART_S) -> None:
         """Part from the guard, which ends what may be left below it."""
         held, self._held = self._held, None
+        self._stop_watching()
         if held is not None:
             self._poller.unregister(held.fileno())
-            held.close(PART_S)
+            held.close(wait_s)
 
     def _dropped_ended(self) -> None:
         then, self._then = self._then, None
-        self._let_go()
+        self._let_go(RESTART_S)
         if then is not None:
             then()
 
@@ -143,7 +182,7 @@ class Below:
         """Their own statuses stand for that of a command that has died before them."""
         held, end_s = self._held, time.monotonic() + PART_S
         while held is not None and not self._codes.keys() & set(self._ended_pids) and time.monotonic() < end_s:
-            select.select([held.fileno()], [], [], 0.01)  # The guard may be about to say so.
+            children.readable(held.fileno(), 0.01)  # The guard may be about to say so.
             self._hear(held)
             held = self._held
         self.reap()
@@ -206,17 +245,24 @@ class Below:
     def signalled(self) -> None:
         """A signal came: what the same broadcast left pending below us is to be known as such, and at once."""
         self._signalled = True
-        self._shield.hurry()
+        if self._shield is not None:
+            self._shield.hurry()
         self._sweep_at_ms = 0
+
+    @property
+    def times_ms(self) -> list[int | None]:
+        """When there is something to do without anything coming in."""
+        return [self.sweep_at_ms, self.overdue_ms, None if self.handover is None else self.handover.due_ms]
 
     @property
     def sweep_at_ms(self) -> int | None:
         """When `sweep` has something to do; None when nothing runs."""
-        return None if self.child is None and self._orphaned is None else self._sweep_at_ms
+        runs = self.child is not None or self._orphaned is not None
+        return self._sweep_at_ms if runs and self._shield is not None else None
 
     def sweep(self, now_ms: int, *, quiet: bool) -> None:
         """Complete terminations that the shield holds up; not `quiet`: a notice is in force, what is from outside is its."""
-        if self.sweep_at_ms is None or now_ms < self._sweep_at_ms:
+        if self._shield is None or self.sweep_at_ms is None or now_ms < self._sweep_at_ms:
             return
         quiet = quiet and not self._signalled
         self._signalled = False
@@ -229,7 +275,7 @@ class Below:
 
         Once for each notice, which has come at that instant.
         """
-        if notice_ms == self._pressed_ms:
+        if self._shield is None or notice_ms == self._pressed_ms:
             return
         self._pressed_ms = notice_ms
         for done in self._shield.press({_pid(who) for who in self._rank_fds}):
@@ -243,13 +289,19 @@ class Below:
             self._log(Entry("killed", "info", {"pids": killed}))
         children.reap_orphans(self._launch.claims)
 
+    @property
+    def _tree(self) -> ending.Tree:
+        return ending.Tree(self._held, self._launch.claims, self._shield)
+
     def ask_command(self) -> None:
         """SIGTERM to everybody below us: the last word before they are killed."""
-        self._log(Entry("terminated", "info", {"pids": ending.ask(self._launch.claims)}))
+        self._log(Entry("terminated", "info", {"pids": ending.ask(self._tree)}))
 
     def finish(self, ask_ms: int) -> None:
         """At our own end nobody of the step is left. `ask_ms`: how long whoever the command has left behind may take."""
-        left = ending.finish(self._held, self._launch.claims, ask_ms / 1_000, self._segments)
+        if self.handover is not None:
+            self.handover.end()
+        left = ending.finish(self._tree, ask_ms / 1_000, self._segments)
         if left.asked:
             self._log(Entry("left_behind", "info", {"processes": list(left.asked), "killed": list(left.killed)}))
         if left.segments:
@@ -271,12 +323,21 @@ class Below:
             self._dropped_ended()
         self.child = None
 
+    def end_before_start(self) -> None:
+        """End what is left of a command that is over, and wait for it within a bound: two of them share no GPU."""
+        self.end()
+        self._let_go(RESTART_S)
+
     def end_command(self, *, runs: bool) -> None:
         """End the command. `runs`: its end is waited for, even if it has not been started yet."""
         self.end()
         self._orphaned = None
         if self.child is None and runs:
             self._feed(ev.CommandExited(128 + signal.SIGKILL))
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
 
 
 def _pid(who: Who | int) -> int:

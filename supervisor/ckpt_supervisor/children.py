@@ -22,9 +22,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 
 from ckpt_supervisor import procfs
-from ckpt_supervisor.guard import Broadcast, Early, Ended, Guard, GuardEnded, Lost, Manner, News
+from ckpt_supervisor.guard import Broadcast, Early, Ended, Guard, GuardEnded, Lost, Manner, News, readable
 
-__all__ = ["Broadcast", "Child", "Claims", "Ended", "Guard", "Lost", "News", "NotStarted", "start"]
+__all__ = ["Broadcast", "Child", "Claims", "Ended", "Guard", "Lost", "News", "NotStarted", "readable", "start"]
 
 PR_SET_CHILD_SUBREAPER = 36
 SYS_PIDFD_OPEN = 434

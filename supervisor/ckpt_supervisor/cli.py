@@ -38,7 +38,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     from ckpt_supervisor import launch
 
-    return launch.run(options, dict(os.environ), _supervise)
+    return launch.run(options, _environment(), _supervise)
+
+
+def _environment() -> dict[str, str]:
+    """What we were started with. Python sets LC_CTYPE where no locale is named (PEP 538): that is not for the command."""
+    env = dict(os.environ)
+    try:
+        with open("/proc/self/environ", "rb") as file:  # noqa: PTH123 - no pathlib before the start.
+            found = file.read()
+    except OSError:
+        return env
+    if not any(entry.startswith(b"LC_CTYPE=") for entry in found.split(b"\0")):
+        env.pop("LC_CTYPE", None)
+    return env
 
 
 def _supervise(launched: Launch) -> int:

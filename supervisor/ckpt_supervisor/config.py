@@ -23,7 +23,7 @@ from ckpt_supervisor.config_text import Lead, Requeue
 
 ENV_PREFIX = "CKPT_SUPERVISE_"
 
-INHERITED = frozenset({"SOCKET", "RESUME_FROM", "PID", "PIDNS", "RESTART", "SHIELD", "STATE", "TAG"})
+INHERITED = frozenset({"SOCKET", "RESUME_FROM", "PID", "PIDNS", "RESTART", "SHIELD", "MPI", "STATE", "TAG"})
 """Variables that ckpt-supervise sets for its command, or that are not options; a supervisor below another one meets them."""
 
 CONFIG_BYTES_MAX = 1_000_000

@@ -152,6 +152,8 @@ def verify(arguments: argparse.Namespace) -> int:
             report, took_s = _verify_one(path, f" ({number} of {len(paths)})" if len(paths) > 1 else "", arguments, stop)
             if stop.is_set():
                 return EXIT_INTERRUPTED
+            if arguments.all and report.verdict is store.Verdict.MISSING and not path.exists():
+                continue  # Pruned since the list was made: the run goes on.
             _show_report(arguments, path, report, took_s)
             counts[report.verdict.value] = counts.get(report.verdict.value, 0) + 1
             read += report.bytes_read

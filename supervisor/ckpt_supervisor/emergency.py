@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 import zmq
 
-from ckpt_supervisor.children import Child
+from ckpt_supervisor import procfs
+from ckpt_supervisor.children import Child, send
 from ckpt_supervisor.core.policy import EXIT_CANCELLED, EXIT_INTERRUPTED, EXIT_STALE, Cause, Policy, read
 from ckpt_supervisor.core.state import State
 from ckpt_supervisor.core.views import JobView
@@ -23,6 +24,8 @@ from ckpt_supervisor.stderr import say
 EXIT_SOFTWARE = 70
 """EX_SOFTWARE of sysexits.h: a fault of the supervisor's own, and nothing to bring back."""
 
+SWEEP_MS = 500
+
 LOOK_TIMEOUT_S = 12.0
 REQUEUE_TIMEOUT_S = 15.0
 PAUSES_MS = (300, 1_000, 3_000, 5_000, 10_000)
@@ -31,18 +34,35 @@ STAY_MS = 900_000
 """With no answer from Slurm: until the kill, or this long (docs/slurm.md, section 2)."""
 
 
-def outlive(child: Child | None, inbox: SignalInbox) -> int | None:
-    """Wait for the command's own end: its status. None: a signal came that asks to leave, or there is no command."""
+def outlive(child: Child | None, inbox: SignalInbox, *, calm: bool = True) -> int | None:
+    """Wait for the command's own end: its status. None: a signal came that asks to leave, or there is no command.
+
+    `calm`: no such signal has come yet; those that are pending below us are none of a notice.
+    """
     if child is None:
         return None
     poller = zmq.Poller()
     poller.register(child.fileno(), zmq.POLLIN)
     poller.register(inbox.fileno(), zmq.POLLIN)
+    stuck: set[int] = set()
     while (code := child.status()) is None:
-        poller.poll()
+        poller.poll(SWEEP_MS)
         if {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP} & set(inbox.drain()):
             return None
+        if calm:
+            stuck = _complete_terminations(child, stuck)
     return code
+
+
+def _complete_terminations(child: Child, stuck: set[int]) -> set[int]:
+    """What is left of the shield: SIGKILL for whoever has been stuck with a SIGTERM for two looks; those who are stuck now.
+
+    Its parent waits for it, and nobody else would end it. No notice is in force here.
+    """
+    now = {pid for pid in procfs.descendants(child.guard_pid) if procfs.term_is_stuck(pid)}
+    for pid in now & stuck:
+        send(pid, signal.SIGKILL)
+    return now
 
 
 def stay(child: Child | None, inbox: SignalInbox) -> int:
@@ -50,10 +70,12 @@ def stay(child: Child | None, inbox: SignalInbox) -> int:
 
     Without a command there is no training to be spared: the step cannot become whole, and this end says so at once.
     """
+    calm = True
     while child is not None:
-        code = outlive(child, inbox)
+        code = outlive(child, inbox, calm=calm)
         if code is not None:
             return code
+        calm = False
     return EXIT_SOFTWARE
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from ckpt_supervisor import children, procfs
 from ckpt_supervisor.segments import Segment, cleans_up, segments_of, sweep_segments
-from ckpt_supervisor.shield import deliver_term
+from ckpt_supervisor.shield import Shield
 
 LOOK_S = 0.02
 """Between looks at who is still there; the guard's news wakes earlier."""
@@ -32,6 +32,15 @@ TOLD_MAX = 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Tree:
+    """Everybody below us: the command's guard, while there is one; their shield, None where SIGTERM is not blocked."""
+
+    held: children.Child | None
+    claims: children.Claims
+    shield: Shield | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Left:
     """What was done: who was there when it began, who had to be killed, who is there still; segments that were removed."""
 
@@ -41,32 +50,35 @@ class Left:
     segments: tuple[str, ...] = ()
 
 
-def finish(held: children.Child | None, claims: children.Claims, ask_s: float, shared: frozenset[Segment]) -> Left:
+def finish(tree: Tree, ask_s: float, shared: frozenset[Segment]) -> Left:
     """End everybody who is below us. `ask_s`: how long after SIGTERM they may take; then comes SIGKILL.
 
     `shared`: memory that those who were killed before had in use.
     """
+    claims = tree.claims
     there = alive(claims)
     if not there:
         return Left(segments=sweep_segments(shared))
     shared |= segments_of(there)
     asked = tuple(procfs.describe(pid) for pid in there[:TOLD_MAX])
     if ask_s > 0:
-        ask(claims)
-        _until(held, claims, ask_s, lambda pids: not pids)
+        ask(tree)
+        _until(tree, ask_s, lambda pids: not pids)
     killed = kill(claims, spared=cleans_up)
     if alive(claims):
-        _until(held, claims, CLEANING_S, lambda pids: not pids or not all(map(cleans_up, pids)))
+        _until(tree, CLEANING_S, lambda pids: not pids or not all(map(cleans_up, pids)))
         killed += [pid for pid in kill(claims) if pid not in killed]
-        _until(held, claims, KILL_S, lambda pids: not pids)
+        _until(tree, KILL_S, lambda pids: not pids)
     stuck = tuple(procfs.describe(pid) for pid in alive(claims)[:TOLD_MAX])
     return Left(asked, tuple(killed), stuck, sweep_segments(shared))
 
 
-def ask(claims: children.Claims) -> list[int]:
+def ask(tree: Tree) -> list[int]:
     """SIGTERM to everybody below us, who take it although they are shielded; whom it was sent to."""
-    there = alive(claims)
-    deliver_term(there, ASK_WITHIN_MS)
+    if tree.shield is None:
+        return children.end_all(signal.SIGTERM, tree.claims)
+    there = alive(tree.claims)
+    tree.shield.ask(there, ASK_WITHIN_MS)
     return there
 
 
@@ -80,12 +92,15 @@ def alive(claims: children.Claims) -> list[int]:
     return [pid for pid in children.descendants(claims) if procfs.state_of(pid) not in ("zombie", "gone")]
 
 
-def _until(held: children.Child | None, claims: children.Claims, bound_s: float, fact: Callable[[list[int]], bool]) -> None:
+def _until(tree: Tree, bound_s: float, fact: Callable[[list[int]], bool]) -> None:
     """Wait until this holds of those who are alive, within the bound."""
     end_s = time.monotonic() + bound_s
-    fds = [] if held is None else [held.fileno()]
-    while not fact(alive(claims)) and time.monotonic() < end_s:
-        select.select(fds, [], [], LOOK_S)
-        if held is not None and any(isinstance(news, children.Lost) for news in held.take()):
-            fds = []
-        children.reap_orphans(claims)
+    held = tree.held
+    while not fact(alive(tree.claims)) and time.monotonic() < end_s:
+        if held is None:
+            select.select([], [], [], LOOK_S)
+        elif children.readable(held.fileno(), LOOK_S) and any(isinstance(news, children.Lost) for news in held.take()):
+            held = None
+        if tree.shield is not None:
+            tree.shield.go_on()
+        children.reap_orphans(tree.claims)

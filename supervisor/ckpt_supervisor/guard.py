@@ -7,6 +7,7 @@ ends a process group does not end the guard with it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import marshal
 import os
@@ -184,17 +185,19 @@ class Guard:
             return True
         self._closed = True
         os.close(self._orders)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)  # It may have been stopped.
         end_s = time.monotonic() + wait_s
         # Its end of the pipe closes when it ends.
         while not self._is_lost and (left_s := end_s - time.monotonic()) > 0:
-            select.select([self.fd], [], [], left_s)
+            readable(self.fd, left_s)
             for _ in self._words():
                 pass
         os.close(self.fd)
         return self._reaped(end_s)
 
     def _reaped(self, end_s: float) -> bool:
-        """Collect it; else it is collected as any orphan is."""
+        """Collect it. If it is not over it stays claimed: it is nobody whom the command has left behind."""
         pid = 0
         try:
             while not pid and self._is_lost and time.monotonic() < end_s:
@@ -203,14 +206,15 @@ class Guard:
                     select.select([], [], [], 0.001)  # Its descriptors are closed a moment before it can be collected.
         except ChildProcessError:
             pid = self.pid
-        self._claims.release(self.pid)
+        if pid:
+            self._claims.release(self.pid)
         return bool(pid)
 
     def _exactly(self, size: int) -> bytes:
         """As many bytes of the first word, waited for."""
         data = b""
         while len(data) < size:
-            select.select([self.fd], [], [])
+            readable(self.fd)
             chunk = os.read(self.fd, size - len(data))
             if not chunk:
                 raise GuardEnded(0, "the guard that starts it has ended")
@@ -235,6 +239,13 @@ class Guard:
             found.append(marshal.loads(self._rest[FRAME.size : size]))  # noqa: S302 - from a process of our own.
             self._rest = self._rest[size:]
         return found
+
+
+def readable(fd: int, timeout_s: float | None = None) -> bool:
+    """Wait until there is something to read. Not by select(2), which ends at descriptor 1,023: a large step has more."""
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(None if timeout_s is None else timeout_s * 1_000))
 
 
 def ignored_now() -> frozenset[int]:

@@ -46,6 +46,9 @@ CLEANING_S = 0.5
 """Processes that clean up shared memory once all others are dead get this long for it."""
 CLEANERS = (b"resource_tracker import main", b"torch_shm_manager")
 
+FILES_MAX = 1 << 16
+PARTS_MAX = 10_000
+
 QUEUED_BYTES_MAX = 1 << 20
 """The supervisor may be stopped: words wait here, and of those beyond only the command's own end."""
 
@@ -56,31 +59,48 @@ Order = tuple[list[bytes], list[tuple[bytes, bytes]], list[int], list[int], bool
 def main(orders: int, words: int) -> None:
     """Start what is ordered, watch over it, and leave nobody behind."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Where that is ignored the kernel collects children, and nobody hears of it.
+    fill_standard()
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     libc.prctl(PR_SET_NAME, b"ckpt-guard", 0, 0, 0)
     order = read_frame(orders)
     if order is None:
         return
-    signals = signal_fd(libc)  # First, so that no end is missed.
-    command, number = start(libc, order, orders, words)
+    try:
+        signals = signal_fd(libc)  # First, so that no end is missed.
+        command, number = start(libc, order, (orders, words, signals))
+    except OSError as error:  # No room for a descriptor or a process.
+        command, number = 0, error.errno or errno.EIO
     if number:
         os.write(words, framed(("failed", number)))
         return
+    watch = Watch(command, orders, words, signals)
+    watch.said_started()
     let_go({orders, words, signals})
-    Watch(command, orders, words, signals).run()
+    watch.run()
     sweep(signals)
 
 
-def start(libc: ctypes.CDLL, order: Order, orders: int, words: int) -> tuple[int, int]:
-    """Fork and exec: the pid, and 0; or 0, and the errno of what went wrong."""
+def fill_standard() -> None:
+    """Put something where a standard descriptor is closed, so that no pipe of ours takes its place. Nobody below inherits it."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # The lowest that is free.
+
+
+def start(libc: ctypes.CDLL, order: Order, ours: tuple[int, int, int]) -> tuple[int, int]:
+    """Fork and exec: the pid, and 0; or 0, and the errno of what went wrong. Raises OSError if there is no room for a process."""
     read_end, write_end = os.pipe()
     guard = os.getpid()
+    took(ours[2])  # What came before the command is there was not sent to the command.
     pid = os.fork()
     if pid == 0:
         try:
-            os.close(orders)
-            os.close(words)
+            for fd in ours:
+                os.close(fd)
             prepare(libc, order, guard)
             execute(order[0], dict(order[1]))
         except OSError as error:
@@ -149,16 +169,24 @@ def let_go(kept: set[int]) -> None:
     """Leave the step's session and its terminal, hold nobody's files open: an end of these must be seen by who waits for it."""
     os.setsid()  # The command stays in the old one; a guard in its process group would be killed together with it.
     os.chdir("/")
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - no pathlib here.
-        fd = int(name)
-        if fd > 2 and fd not in kept:
+    for fd in open_files():
+        if fd not in kept:
             try:
                 os.close(fd)
             except OSError:
                 continue  # That of the list itself.
+    try:
+        fill_standard()
+    except OSError:
+        return  # No /dev/null: nothing of ours is opened any more that could take its place.
+
+
+def open_files() -> list[int]:
+    """Our descriptors; without /proc, those that there may be."""
+    try:
+        return [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208 - no pathlib here.
+    except OSError:
+        return list(range(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], FILES_MAX)))
 
 
 def signal_fd(libc: ctypes.CDLL) -> int:
@@ -181,10 +209,13 @@ class Watch:
         self._signals = signals
         self._queue = b""
 
-    def run(self) -> None:
-        """Until the supervisor is gone, or has closed its end, which is the same."""
+    def said_started(self) -> None:
+        """The first word. From then on our death is that of the command, and nobody starts it once more."""
         os.set_blocking(self._words, False)
         self._say(("started", self._command))
+
+    def run(self) -> None:
+        """Until the supervisor is gone, or has closed its end, which is the same."""
         poller = select.poll()
         poller.register(self._orders, select.POLLIN)
         poller.register(self._signals, select.POLLIN)
@@ -198,7 +229,7 @@ class Watch:
             self._flush()
 
     def _take(self) -> None:
-        came = os.read(self._signals, SIGINFO_BYTES * SIGINFOS_MAX)
+        came = took(self._signals)
         for place in range(0, len(came), SIGINFO_BYTES):
             number, sender = struct.unpack_from("=I8xI", came, place)
             if number == signal.SIGCHLD:
@@ -245,7 +276,15 @@ def sweep(signals: int) -> None:
         poller = select.poll()
         poller.register(signals, select.POLLIN)
         if poller.poll(SWEEP_PAUSE_MS):
-            os.read(signals, SIGINFO_BYTES * SIGINFOS_MAX)
+            took(signals)
+
+
+def took(signals: int) -> bytes:
+    """The signals that have come."""
+    try:
+        return os.read(signals, SIGINFO_BYTES * SIGINFOS_MAX)
+    except BlockingIOError:
+        return b""
 
 
 def reaped() -> list[tuple[int, int]]:
@@ -267,8 +306,12 @@ def children() -> list[int]:
     text = contents(f"/proc/{me}/task/{me}/children")
     if text is not None:
         return [int(word) for word in text.split()]
-    found = []
-    for name in os.listdir("/proc"):  # noqa: PTH208 - no pathlib here.
+    found: list[int] = []
+    try:
+        names = os.listdir("/proc")  # noqa: PTH208 - no pathlib here.
+    except OSError:
+        return found
+    for name in names:
         fields = (contents(f"/proc/{name}/stat") or b"").rpartition(b")")[2].split() if name.isdecimal() else []
         if len(fields) > 1 and int(fields[1]) == me:
             found.append(int(name))
@@ -287,8 +330,11 @@ def contents(path: str) -> bytes | None:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
+    parts: list[bytes] = []
     try:
-        return os.read(fd, 1 << 20)
+        while len(parts) < PARTS_MAX and (part := os.read(fd, 1 << 20)):  # A page at a time.
+            parts.append(part)
+        return b"".join(parts)
     except OSError:
         return None
     finally:

@@ -4,12 +4,19 @@ Owns the question whom it is for, and whether Slurm has given it to them already
 
 Slurm's own signals reach every process of the step directly (docs/slurm.md, section 4), and a handler that saves must not be
 entered twice: in the usual recipe the second save would write over the first one in the middle. What the guard was sent as well
-was sent to everybody, and is not handed on. Whoever catches the signal gets it, the topmost such process of each branch only:
-torchrun tells its workers by itself, and loader workers are no one's to end. Shells are passed through: a trap waits for the
-shell's own child.
+was sent to everybody, and is not handed on. On proctrack/pgid a signal goes to the process group, which the guard has left: there
+a `sleep` with all signals blocked stands by in it, and has it pending.
+
+Whoever catches the signal gets it, the topmost such process of each branch only: torchrun tells its workers by itself, and loader
+workers are no one's to end. Shells are passed through: a trap waits for the shell's own child.
 """
 
 from __future__ import annotations
+
+import contextlib
+import ctypes
+import signal
+import subprocess
 
 from ckpt_supervisor import children, procfs
 
@@ -18,6 +25,11 @@ SETTLED_MS = 200
 
 CALM_MS = 5_000
 """A signal that has led to no notice for this long is none of the next one's."""
+
+PR_SET_PDEATHSIG = 1
+
+END_S = 0.2
+"""A killed `sleep` is gone within a millisecond; on a machine that hangs it is not waited for."""
 
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "busybox"})
 
@@ -33,10 +45,40 @@ class Handover:
         self._claims = claims
         self._is_asked = False
         self._to_all_ms: int | None = None
+        self._witness: subprocess.Popen[bytes] | None = None
+        self._calm_ms = 0
         self.told: frozenset[int] = frozenset()
         """Who has got the signal from us."""
         self.due_ms: int | None = None
         """When `hand_on` has something to do."""
+
+    def stand_by(self) -> None:
+        """Start the process that shows what was sent to our process group. Without a `sleep` the guard alone tells."""
+        self.end()
+        libc = ctypes.CDLL(None)
+        every = set(signal.valid_signals())
+
+        def prepare() -> None:  # All that it needs is there before the fork.
+            libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+            signal.pthread_sigmask(signal.SIG_BLOCK, every)
+
+        null = subprocess.DEVNULL
+        try:
+            with self._claims.forking() as claim:
+                argv = ["sleep", "infinity"]
+                self._witness = subprocess.Popen(argv, stdin=null, stdout=null, stderr=null, preexec_fn=prepare)  # noqa: PLW1509 - see prepare
+                claim(self._witness.pid)
+        except (OSError, subprocess.SubprocessError):
+            self._witness = None
+
+    def end(self) -> None:
+        """The witness is not needed any more; it is no process of the program's that was left behind."""
+        witness, self._witness = self._witness, None
+        if witness is not None:
+            witness.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                witness.wait(END_S)
+            self._claims.release(witness.pid)
 
     def came_to_all(self, number: int, now_ms: int) -> None:
         """Every process of the step was sent this signal."""
@@ -45,8 +87,13 @@ class Handover:
 
     def calm(self, now_ms: int) -> None:
         """No notice is in force: what was sent to all a while ago belonged to something that is over, such as a rehearsal."""
-        if self.due_ms is None and self._to_all_ms is not None and now_ms > self._to_all_ms + CALM_MS:
+        if self.due_ms is not None or now_ms < self._calm_ms + CALM_MS:
+            return
+        self._calm_ms = now_ms
+        if self._to_all_ms is not None and now_ms > self._to_all_ms + CALM_MS:
             self._to_all_ms = None
+        if self._has_witnessed():
+            self.stand_by()
 
     def ask(self, now_ms: int) -> None:
         """Hand the signal on as soon as a broadcast of it would have reached everybody."""
@@ -60,7 +107,7 @@ class Handover:
         `command`: its pid, which gets the signal when nobody below catches it; None when it is over.
         """
         self.due_ms = None
-        if self._to_all_ms is not None:
+        if self._to_all_ms is not None or self._has_witnessed():
             return [], True
         pids = self.program(command)
         if not pids and command is not None:
@@ -68,6 +115,9 @@ class Handover:
         told = [pid for pid in pids if children.send(pid, self._number)]
         self.told = frozenset(told)
         return told, False
+
+    def _has_witnessed(self) -> bool:
+        return self._witness is not None and procfs.is_pending(self._witness.pid, self._number)
 
     def program(self, command: int | None) -> list[int]:
         """The processes that save at the signal: those that catch it."""

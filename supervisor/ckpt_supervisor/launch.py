@@ -15,9 +15,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from ckpt_client import wire
+
 from ckpt_supervisor import children, launchers, oom, procfs, startup
 from ckpt_supervisor.config import Options
 from ckpt_supervisor.guard import Early
+from ckpt_supervisor.guard_process import fill_standard
 from ckpt_supervisor.signals import SignalInbox
 from ckpt_supervisor.slurm import SlurmEnv
 from ckpt_supervisor.startup import Job
@@ -82,6 +85,7 @@ class Launch:
             "CKPT_SUPERVISE_PIDNS": procfs.pid_namespace(),
             "CKPT_SUPERVISE_RESTART": str(restart),
             "CKPT_SUPERVISE_TAG": self.tag,
+            wire.MPI_FOUND: wire.mpi_found(self.env),
         }
         blocked = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, *self.options.notice_signals, *self.options.save_signals}
         if self.options.pass_signal is not None:
@@ -113,6 +117,7 @@ def run(options: Options, env: Mapping[str, str], supervise: Callable[[Launch], 
     extra = {*options.notice_signals, *options.save_signals}
     if options.pass_signal is not None:
         extra.add(options.pass_signal)
+    fill_standard()
     claims = children.Claims()
     score = str(oom.command_score(oom.protect_self()))  # First: the guard is to be protected as well.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # Until there are handlers: it sees what we found.
@@ -170,6 +175,7 @@ def _prepared(
 ) -> Launch:
     """Everything that stands before the command. Raises _Unfit."""
     inbox, claims, early = ours
+    files_max = children.raise_files_max()  # Not for the guard, which is there by now, and not for the command.
     try:
         transport = stack.enter_context(Transport(places(env)))
     except NoPlace as error:
@@ -185,7 +191,7 @@ def _prepared(
             raise _Unfit(str(error), EXIT_STALE) from error
         except joining.Concluded as error:
             raise _Unfit(str(error), error.code) from error
-        return Launch(options, env, job, joined.epoch, inbox, transport, claims, early, joined=joined)
+        return Launch(options, env, job, joined.epoch, inbox, transport, claims, early, joined=joined, files_max=files_max)
     # The other tasks need nothing of it before their command runs.
     from ckpt_supervisor.holding import Asking
     from ckpt_supervisor.store import HeldByOther, take_epoch
@@ -202,7 +208,6 @@ def _prepared(
         ) from error
     except OSError as error:
         raise _Unfit(f"--dir {options.dir}: {error}") from error
-    files_max = children.raise_files_max() if job.tasks > 1 else None
     hub = _hub(stack, options, job, epoch)
     taken_over = tuple(asking.lines)
     return Launch(options, env, job, epoch, inbox, transport, claims, early, hub=hub, files_max=files_max, taken_over=taken_over)

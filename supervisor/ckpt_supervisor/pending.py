@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import resource
 from collections.abc import Callable, Collection
 from types import TracebackType
 
@@ -21,6 +22,8 @@ from ckpt_supervisor import procfs
 
 FILES_MAX = 500
 """Most status files that stay open; with more processes the others are opened for each look."""
+
+FILES_SHARE = 4
 
 GONE_MAX = 1_000
 """Most processes whose pids are remembered after their end."""
@@ -56,7 +59,8 @@ class Watch:
 
     def __init__(self, walk: Callable[[], Collection[int]], files_max: int = FILES_MAX) -> None:
         self._walk = walk
-        self._files_max = files_max
+        # The rest of our descriptors is for what matters more.
+        self._files_max = min(files_max, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // FILES_SHARE)
         self._known: dict[int, _Known] = {}
         self._gone: dict[int, None] = {}
         self._own: int | None = None

@@ -17,6 +17,8 @@ from typing import Literal
 State = Literal["running", "stopped", "zombie", "gone", "uninterruptible"]
 
 STATUS_BYTES_MAX = 16_384
+PART_BYTES_MIN = 3_072
+"""Long lists come a page at a time; what is shorter than this is all there is."""
 CHILDREN_BYTES_MAX = 1 << 20
 DESCENDANTS_MAX = 100_000
 GENERATIONS_MAX = 1_000
@@ -46,8 +48,15 @@ def _read_bytes(path: str, bytes_max: int) -> bytes | None:
     fd = _open(path)
     if fd is None:
         return None
+    parts = []
+    left = bytes_max
     try:
-        return os.read(fd, bytes_max)
+        while left > 0 and (part := os.read(fd, left)):
+            parts.append(part)
+            left -= len(part)
+            if len(part) < PART_BYTES_MIN:
+                break
+        return b"".join(parts)
     except (ProcessLookupError, PermissionError):
         return None
     finally:
@@ -57,7 +66,7 @@ def _read_bytes(path: str, bytes_max: int) -> bytes | None:
 def _open(path: str) -> int | None:
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except (FileNotFoundError, ProcessLookupError, NotADirectoryError, PermissionError):
+    except OSError:  # It is gone, hidden, or there is no descriptor left for it.
         return None
 
 
@@ -175,10 +184,12 @@ def descends(pid: int, root: int) -> bool:
     """Whether `root` is an ancestor of the process, by its chain of parents."""
     for _ in range(GENERATIONS_MAX):
         seen = stat(pid)
-        if seen is None or seen.parent <= 1:
+        if seen is None:
             return False
         if seen.parent == root:
-            return True
+            return True  # First: in a container we may be pid 1 ourselves.
+        if seen.parent <= 1:
+            return False
         pid = seen.parent
     return False
 

@@ -67,6 +67,9 @@ SWEEP_S = 0.025
 
 ASK_PAUSE_S = 0.001
 
+STEPD = "slurmstepd"
+"""Sends Slurm's signals to the processes of a step, one after the other: to us last, and after seconds where a node swaps."""
+
 ABSORBED_MAX = 10_000
 PRESS_MS = 20
 
@@ -160,12 +163,24 @@ class Shield:
             if not is_below or who[0] in ranks or any(procfs.descends(rank, who[0]) for rank in ranks):
                 continue
             if procfs.waits_for(seen.parent, who[0]):
-                deliver_term([who[0]], PRESS_MS)
+                self.ask([who[0]], PRESS_MS)
                 is_killed = _kill(who)  # Only if it is refused, and still pending.
                 done.append(Completed(who[0], "killed" if is_killed else "delivered", 0))
         pressed = {one.pid for one in done}
         self._absorbed = [who for who in self._absorbed if who[0] not in pressed]
         return done
+
+    def ask(self, pids: Collection[int], bound_ms: int) -> None:
+        """Ask these processes to end: a SIGTERM that they do take, whether they have it blocked or not; then SIGCONT.
+
+        Only for processes of one's own tree. Who does not stand within the bound is gone on with in `go_on` and in the sweeps;
+        where it is refused, the SIGTERM is pending there, and nothing more.
+        """
+        deliver_term(pids, bound_ms, self._tracer)
+
+    def go_on(self) -> None:
+        """Go on with those that did not stand in time; never waits."""
+        self._tracer.finish()
 
     def next_ms(self, now_ms: int) -> int:
         """When the next sweep is due."""
@@ -241,6 +256,8 @@ class Shield:
         def decide(sender: Sender | None) -> Wish:
             nonlocal found
             found = 0 if sender is None else sender.pid
+            if found > 0 and procfs.name_of(found) == STEPD:
+                return "absorb"  # However late the rest of the broadcast is.
             if self._is_ours(found, who[0]) or is_settled:
                 return "deliver"
             return "absorb" if is_outside else "leave"
@@ -277,14 +294,9 @@ class Shield:
         return sender == self._top or procfs.descends(sender, self._top)
 
 
-def deliver_term(pids: Iterable[int], bound_ms: int) -> None:
-    """Ask these processes to end: a SIGTERM that they do take, whether they have it blocked or not; then SIGCONT.
-
-    Only for processes of one's own tree, and only from the thread that sweeps. Where it cannot be done within the bound, or is
-    refused, the SIGTERM is pending there, and nothing more.
-    """
+def deliver_term(pids: Iterable[int], bound_ms: int, tracer: Tracer) -> None:
+    """See Shield.ask. Whom the tracer still has in the end it has to go on with: whom nobody lets go stands for ever."""
     give_up = time.monotonic() + bound_ms / 1_000
-    tracer = Tracer()
     for pid in pids:
         if not _send(pid, signal.SIGTERM):
             continue

@@ -252,14 +252,14 @@ def test_a_pidfd_tells_the_end_of_any_process() -> None:
 
 def test_states_are_told_apart() -> None:
     """Running, stopped, zombie, gone."""
-    with running("sleep", "1000") as child:
+    with subprocess.Popen(["sleep", "1000"]) as child:
         until(lambda: children.state_of(child.pid) == "running", "it runs")
-        child.send(signal.SIGSTOP)
+        child.send_signal(signal.SIGSTOP)
         until(lambda: children.state_of(child.pid) == "stopped", "it is stopped")
-        child.send(signal.SIGKILL)
+        child.kill()
         until(lambda: children.state_of(child.pid) == "zombie", "it has died")
         assert "zombie" in procfs.describe(child.pid)
-        end_of(child)
+        child.wait(BOUND_S)
         assert children.state_of(child.pid) == "gone"
         assert procfs.describe(child.pid) == f"{child.pid} (gone)"
 

@@ -56,11 +56,14 @@ def test_a_pid_namespace_below_the_supervisor_gets_a_made_up_pid_and_watches_nob
         assert wire.PID_SYSTEM_MAX < pid < 1 << 53
 
 
-@pytest.mark.parametrize("pid", [1 << 32, (1 << 32) + os.getpid(), 1 << 33, (1 << 53) - 1, wire.NUMBER_MAX])
+@pytest.mark.parametrize("pid", [1 << 32, 1 << 33, (1 << 53) - 1, wire.NUMBER_MAX])
 def test_a_made_up_pid_is_nobodys(pid: int) -> None:
-    """Neither below the supervisor nor anywhere: it is asked before anything is done with a rank's pid."""
-    assert not children.is_descendant(pid)
-    assert children.state_of(pid) == "gone"
+    """Neither below the supervisor nor anywhere, nor that of which it holds the lower bits; no call is made with it."""
+    for number in (pid, pid + os.getpid()):
+        assert not children.is_descendant(number)
+        assert children.state_of(number) == "gone"
+        assert children.pidfd(number) is None
+        assert not children.send(number, 0)
 
 
 def test_a_pid_beyond_every_number_is_garbage() -> None:
@@ -103,6 +106,14 @@ def test_ranks_of_mpirun_below_one_task_are_told_apart(tmp_path: Path, launcher:
         assert run.code() == 75, run.story()
         (step,) = run.intact()
         assert len(list((run.dir / f"step-{step:09d}").glob("toy-*.json"))) == 4
+
+
+def test_the_ranks_of_an_mpirun_that_submitted_the_job_are_not_those_of_its_srun(tmp_path: Path) -> None:
+    """sbatch exports the variables of `srun --mpi=pmi2` and of mpirun; a plain srun below sets its own and lets them stand."""
+    stale = {"PMI_RANK": "0", "PMI_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}
+    with supervised(tmp_path, ranks("", tmp_path / "toy.log", 2, MPIRUNS["inner srun"]), env=stale) as run:
+        for rank in range(2):
+            assert run.event("rank_hello", rank=rank)["world_size"] == 2
 
 
 def test_a_rank_outside_of_containers_has_its_own_pid(tmp_path: Path) -> None:

@@ -59,6 +59,23 @@ def test_importing_the_client_touches_nothing_without_a_supervisor(tmp_path: Pat
     assert said(script, env, ()) == [[], False, True]
 
 
+def test_importing_the_client_touches_nothing_below_a_stranger(tmp_path: Path) -> None:
+    """A job submitted from a supervised one, on the same node and without a supervisor: nobody would complete its SIGTERM."""
+    script = IMPORTS.format(imports="import ckpt_client")
+    mine = os.readlink("/proc/self/ns/pid")  # noqa: PTH115
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as stranger:
+        env = supervised_env(tmp_path, CKPT_SUPERVISE_PID=str(stranger.pid), CKPT_SUPERVISE_PIDNS=mine)
+        assert said(script, env, ()) == [[], True, True]
+        # In a container its pid means nothing, and the socket is all there is to go by.
+        assert said(script, env | {"CKPT_SUPERVISE_PIDNS": "pid:[1]"}, ())[0] == sorted(map(int, SHIELD))
+    for nobody in ("", "x", "0", "-1", str(1 << 70)):
+        assert said(script, env | {"CKPT_SUPERVISE_PID": nobody}, ()) == [[], True, True]
+    # Below a shell or two it is the supervisor all the same.
+    env["CKPT_SUPERVISE_PID"] = str(os.getpid())
+    with Stage(script, env=env, wrapper=("sh", "-c", '"$@"; true', "sh", "sh", "-c", '"$@"; true', "sh")) as stage:
+        assert stage.said(60)[0] == sorted(map(int, SHIELD))
+
+
 def test_a_supervisor_below_another_one_hears_its_signals(tmp_path: Path) -> None:
     """It imports the wire of the client and is no training process."""
     script = IMPORTS.format(imports="import ckpt_supervisor.cli, ckpt_supervisor.transport")
@@ -98,6 +115,19 @@ def test_a_library_that_lets_signals_in_lets_in_all_but_the_supervisors(tmp_path
     assert said(OPENERS, supervised_env(tmp_path)) == sorted(map(int, (*SHIELD, signal.SIGHUP)))
     # Blocked by the supervisor, where the command shares its terminal.
     assert said(OPENERS, supervised_env(tmp_path), both) == sorted(map(int, (*both, signal.SIGHUP)))
+
+
+BY_NAME = """
+    import json, os, signal, sys
+    import ckpt_client
+    signal.pthread_sigmask(how=signal.SIG_UNBLOCK, mask=[signal.SIGTERM, signal.SIGINT])
+    print(json.dumps(sorted(int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, mask=[]))), flush=True)
+"""
+
+
+def test_a_library_that_names_the_arguments_is_understood(tmp_path: Path) -> None:
+    """signal.pthread_sigmask takes them so."""
+    assert said(BY_NAME, supervised_env(tmp_path)) == sorted(map(int, SHIELD))
 
 
 EARLY = """

@@ -38,7 +38,7 @@ def test_what_was_sent_to_everybody_in_a_rehearsal_is_forgotten(claims: children
     """`scancel --signal=TERM` some minutes ago, and the job still runs: at the real notice the program has nothing yet."""
     handover = Handover(signal.SIGTERM, claims)
     handover.came_to_all(signal.SIGTERM, 1_000)
-    handover.calm(2_000)
-    handover.calm(1_001 + 5_000)
+    handover.calm(5_500)
+    handover.calm(11_000)
     handover.ask(60_000)
     assert handover.hand_on(None) == ([], False)

@@ -188,9 +188,12 @@ def own_toy(*words: object) -> list[str]:
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 def test_a_shell_that_goes_on_does_not_pass_a_dead_training_off_as_a_success(tmp_path: Path, shell: str) -> None:
-    """Field case 16: `sh -c "python train.py; echo done"` ends with 0 whatever becomes of the training; that is not passed on."""
-    dies = shlex.join(own_toy("--log", tmp_path / "toy.log", "--steps", 50, "--dies-at", 5))
-    with supervised(tmp_path, [shell, "-c", f"{dies}; echo done"]) as run:
+    """Field case 16: `sh -c "python train.py; echo done"` ends with 0 whatever becomes of the training; that is not passed on.
+
+    Where the training has said so: one that ends without a word cannot be told from one that is done.
+    """
+    raises = shlex.join(own_toy("--log", tmp_path / "toy.log", "--steps", 50, "--raises-at", 5))
+    with supervised(tmp_path, [shell, "-c", f"{raises}; echo done"]) as run:
         assert run.code() == 1, run.story()
         assert run.said("^done$")
         assert "success" not in run.err

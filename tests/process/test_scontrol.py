@@ -245,7 +245,7 @@ def test_a_status_that_somebody_else_took_is_not_success(stub: Stub, tmp_path: P
     thread.start()
     until(lambda: (tmp_path / "left").exists() and (tmp_path / "left").read_text().strip(), "the call is under way")
     ((pid, _),) = stub.calls()
-    assert stub.claims.errands() == {pid}
+    assert stub.claims.claimed() == {pid}
     assert os.waitpid(pid, 0) == (pid, 0)
     answer = results.get(timeout=BOUND_S)
     thread.join(BOUND_S)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from ckpt_supervisor import procfs
+from ckpt_supervisor.ptracing import Tracer
 from ckpt_supervisor.shield import BURST_MS, QUICK_MS, SETTLED_MS, TICK_MS, Completed, Shield, deliver_term
 
 from tests.support.proc_stage import BOUND_S, mask_of, until
-from tests.support.shield_stage import HANDLER, TRACER, Processes, lives, stopped
+from tests.support.shield_stage import HANDLER, SENDER, TRACER, Processes, lives, stopped
 
 MANY = 40
 
@@ -29,6 +32,11 @@ def processes() -> Iterator[Processes]:
 def shield_of(pids: list[int], top: int | None = None) -> Shield:
     """A shield over these; senders are ours when they are `top` or below it, this process if nobody is named."""
     return Shield(lambda: pids, top)
+
+
+def stands(pid: int) -> bool:
+    """Whether it is stopped, by a tracer for example."""
+    return procfs.state_of(pid) == "stopped"
 
 
 def looked(shield: Shield, now_ms: int, quiet: bool = True) -> list[Completed]:
@@ -240,7 +248,7 @@ def test_everybody_who_is_asked_to_end_takes_it(processes: Processes) -> None:
     gone = processes.start()
     gone.kill()
     gone.wait(BOUND_S)
-    deliver_term([plain.pid, free.pid, hit.pid, still.pid, handler.pid, gone.pid], 2_000)
+    deliver_term([plain.pid, free.pid, hit.pid, still.pid, handler.pid, gone.pid], 2_000, Tracer())
     for process in (plain, free, hit, still):
         assert process.wait(BOUND_S) == -signal.SIGTERM
     assert handler.wait(BOUND_S) == 7
@@ -249,10 +257,18 @@ def test_everybody_who_is_asked_to_end_takes_it(processes: Processes) -> None:
 def test_without_time_it_is_sent_and_nothing_more(processes: Processes) -> None:
     """The bound holds; who had it blocked has it pending."""
     process = processes.start()
-    deliver_term([process.pid], 0)
+    deliver_term([process.pid], 0, Tracer())
     assert signal.SIGTERM in mask_of(process.pid, "ShdPnd")
     assert lives(process.pid)
 
+
+SPAWNS = """
+    import os, sys, time
+    print("ready", flush=True)
+    # Until the child has run its program the parent cannot be stopped; and it waits for somebody to write into this.
+    os.posix_spawn("/bin/true", ["true"], os.environ, file_actions=[(os.POSIX_SPAWN_OPEN, 9, sys.argv[1], os.O_RDONLY, 0)])
+    time.sleep(1000)
+"""
 
 ENDS_ITS_CHILD = """
     import subprocess, sys
@@ -281,7 +297,7 @@ def test_a_rank_that_waits_for_a_child_whose_end_was_taken_for_the_notices_goes_
     rank.stdin.flush()
     assert rank.stdout.readline() == b"sent\n"
     until(lambda: procfs.waits_for(rank.pid, child), "it waits for its child")
-    looked(shield, 1_000, quiet=False)
+    until(lambda: (looked(shield, 1_000, quiet=False), not procfs.term_is_stuck(child))[1], "the broadcast is taken away")
     assert lives(child)
     assert not procfs.waits_for(rank.pid, other)
     assert [done.pid for done in shield.press({rank.pid})] == [child]
@@ -308,3 +324,34 @@ def test_nobody_who_has_a_rank_below_is_pressed(processes: Processes) -> None:
     assert lives(rank)
     for pid in (rank, other):
         os.kill(pid, signal.SIGKILL)
+
+
+def test_a_sigterm_of_slurmstepd_is_the_notices_however_late_the_rest_of_it_is(processes: Processes, tmp_path: Path) -> None:
+    """On a node that swaps the supervisor may get its own a second after a loader worker: the worker is not ended for it."""
+    (tmp_path / "slurmstepd").symlink_to("/bin/bash")
+    process, stepd = processes.start(), processes.start(str(tmp_path / "slurmstepd"), "-c", SENDER)
+    shield = shield_of([process.pid])
+    assert stepd.stdin is not None
+    assert stepd.stdout is not None
+    stepd.stdin.write(b"TERM %d\n" % process.pid)
+    stepd.stdin.flush()
+    assert stepd.stdout.readline() == b"sent\n"
+    for now_ms in (1_000, 1_000 + QUICK_MS, 1_001 + SETTLED_MS, 5_000):
+        assert looked(shield, now_ms) == []
+    assert not procfs.is_pending(process.pid, signal.SIGTERM)
+    assert lives(process.pid)
+
+
+def test_whoever_does_not_stand_in_time_is_let_go_later(processes: Processes, tmp_path: Path) -> None:
+    """A process that stays seized is stopped for good, and dead it cannot be collected by its parent."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    parent = processes.python(SPAWNS, str(fifo))
+    until(lambda: procfs.state_of(parent.pid) == "uninterruptible", "it waits for its child's exec")
+    shield = shield_of([parent.pid])
+    shield.ask([parent.pid], 50)
+    assert procfs.state_of(parent.pid) == "uninterruptible"
+    with fifo.open("wb"):
+        times_ms = itertools.count(1_000, 10)
+        until(lambda: (looked(shield, next(times_ms)), not lives(parent.pid) and not stands(parent.pid))[1], "it has taken it")
+    assert parent.wait(BOUND_S) == -signal.SIGTERM

@@ -422,6 +422,7 @@ class Checks:
             if code not in codes:
                 self.broken("status", f"exit {code}, the command ended with {own_code}")
             return
+        self.ends.interrupted(code)
         if code == 143 and line.startswith("cancelled"):
             if slurm.cancelled_ms is None and options.story != "preempt_cancel" and not options.has("refused"):
                 self.broken("status", "took the job for cancelled, and nobody cancelled it")

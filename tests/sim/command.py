@@ -65,6 +65,8 @@ class Command:
     def crash(self, process: Process, code: int) -> None:
         """A process is killed."""
         if process.alive and self.code is None:
+            if self.options.has("masked") and self.options.seed % 4:
+                process.raises()
             self._bury(process, code)
             self._failed(code)
 
@@ -72,6 +74,8 @@ class Command:
         """The command ends, whatever its processes do."""
         if self.code is None:
             for process in self.processes:
+                if code == 0 and self.options.seed % 3 == 0:
+                    process.raises()
                 if process.alive:
                     self._bury(process, code)
             self._exit(code)

@@ -39,6 +39,8 @@ class EndChecks:
         """Who was there when it began: who attaches only then is too late."""
         self.asked = 0
         self.moved_ms = 0
+        self.was_over = False
+        """The command had ended with 0 when the notice came, and nothing else was under way."""
         self.interrupts = 0
 
     def step(self, before: Any, after: Any, commands: tuple[Any, ...]) -> None:
@@ -49,6 +51,8 @@ class EndChecks:
             self.could_leave = frozenset(rank.who for rank in after.live)
         if any(type(getattr(command, "word", None)).__name__ == "Leave" for command in commands):
             self.said_leave_ms = now if self.said_leave_ms is None else self.said_leave_ms
+        if before.notice is None and after.notice is not None and before.phase.name == "RUNNING":
+            self.was_over = before.code == 0
         if after.notice is not None and (before.notice is None or before.notice.kill_at_ms > after.notice.kill_at_ms):
             self.moved_ms = now
         if after.notice is not None:
@@ -59,32 +63,42 @@ class EndChecks:
         now, leaving = self.world.now, after.leaving
         if name == "AskCommand":
             self.asked += 1
-            if leaving is None or leaving.own_end or leaving.passed or self.asked > 1:
+            if leaving is None or leaving.own_end or leaving.passed or self.asked > 1 or self._was_asked():
                 self.checks.broken("asked", "the command is asked to end, and is not to be")
             hears = any(rank.who in self.could_leave for rank in after.live)
             if hears and (self.said_leave_ms is None or now - self.said_leave_ms < LEAVE_MS):
                 self.checks.broken("asked", f"{len(after.live)} ranks are asked before they could leave as they were told")
             return
-        if leaving is None or self.left_ms is None or self.asked or leaving.own_end or self.interrupts > 1:
+        if leaving is None or self.left_ms is None or self._was_asked() or leaving.own_end or self.interrupts > 1:
             return
         woke_ms = self.checks.machine.shell.woke_ms
         if now - self.left_ms >= TIME_MS and now - self.moved_ms > MOVED_MS and woke_ms < self.left_ms:
             self.checks.broken("asked", f"the command is killed after {now - self.left_ms} ms, and was never asked to end")
 
+    def _was_asked(self) -> bool:
+        """Whether its command has been sent SIGTERM: by itself, or by the relay that it was before."""
+        command = self.checks.machine.shell.command
+        return command is not None and command.asked_ms is not None
+
     # --- its status -------------------------------------------------------------------------------------------------------
 
+    def interrupted(self, code: int) -> None:
+        """The supervisor leaves with a notice in force: not for a run that was over before it, and had not failed."""
+        if self.was_over and self.world.options.tasks == 1 and not any(process.raised for process in self._last_ones()):
+            self.checks.broken("status", f"exit {code}, although the command had ended with 0 before the notice came")
+
     def codes(self, codes: set[int | None]) -> set[int | None]:
-        """The statuses that may come of these of the commands: 1 where all are 0 and a rank has failed behind them."""
+        """The statuses that may come of these of the commands: 1 where all are 0 and a rank has raised behind them."""
         if codes - {0, None}:
             return codes
         options = self.world.options
-        unsure = self.world.goodbye_lost or options.loss_percent or options.link_loss_percent
+        unsure = self.world.last_word_lost or options.loss_percent or options.link_loss_percent
         unsure = unsure or any(options.has(fault) for fault in (*NET, *LINK, *STOPS))
         ranks = self._last_ones()
         unsure = unsure or any(process.protocol is None for process in ranks)
         if unsure:
             return codes | {0, 1}
-        failed = [process for process in ranks if not process.alive and not process.protocol.finished]
+        failed = [process for process in ranks if process.raised]
         return {1} if failed else codes
 
     def _last_ones(self) -> list[Process]:

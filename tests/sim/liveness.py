@@ -66,8 +66,6 @@ def _goes_on(checks: Checks) -> None:
     near = options.end_ms is not None and options.end_ms - options.story_ms < HORIZON_MS
     if near or (options.every_ms is not None and options.save_ms > options.every_ms):
         return  # The end-time watch will want to leave; or training hardly comes to its steps.
-    if world.goodbye_lost:
-        return  # Its training may be taken for one that has failed.
     if checks.exit is None or checks.exit[0] != 0:
         checks.broken("liveness", f"training was to end by itself, and it came to {checks.exit}")
     if options.story in ("save", "rehearse") and _ample(options) and not checks.committed_at:

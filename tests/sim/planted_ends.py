@@ -75,25 +75,41 @@ PARTING = (
 )
 """Leave, then SIGTERM, then SIGKILL."""
 
+HEIRS = (
+    fault(
+        "an_heir_asks_again",
+        ("relay", "        inherited_asked=state.asked,\n", ""),
+        mode="swarm",
+        story="preempt0",
+        faults=frozenset({"dead_coordinator", "ignores_term", "ignores_leave"}),
+        tasks=3,
+    ),
+)
+"""What was asked before the coordinator was lost."""
+
 MASKED = (
     fault(
         "a_failure_behind_a_shell_counts_as_success",
-        ("turns", "        hidden = masked.culprit(state)\n", '        hidden = ""\n'),
+        ("turns", '    hidden = masked.culprit(state) if may_hide else ""\n', '    hidden = ""\n'),
         mode="swarm",
         story="none",
         faults=frozenset({"masked", "crash"}),
     ),
     fault(
         "last_words_are_not_waited_for",
-        ("turns", "        if masked.waits(policy, state, now_ms):\n", "        if now_ms < 0:\n"),
-        mode="calm",
+        ("turns", "    if may_hide and masked.waits(policy, state, now_ms):\n", "    if now_ms < 0:\n"),
+        mode="swarm",
         story="none",
+        faults=frozenset({"masked", "crash"}),
+        ranks=1,
     ),
     fault(
         "a_last_word_after_the_end_is_dropped",
         ("machine", "    return ranks.last_word(state, word), commands\n", "    return state, commands\n"),
-        mode="calm",
+        mode="swarm",
         story="none",
+        faults=frozenset({"masked", "crash"}),
+        ranks=1,
     ),
     fault(
         "the_status_of_the_rank_itself_does_not_count",
@@ -103,7 +119,22 @@ MASKED = (
         faults=frozenset({"exits"}),
         ranks=1,
     ),
+    fault(
+        "an_end_without_a_word_counts_as_a_failure",
+        ("masked", "if rank.died and _is_hidden", "if (rank.died or rank.ended and not rank.finished) and _is_hidden"),
+        mode="swarm",
+        story="none",
+        faults=frozenset({"exits"}),
+    ),
+    fault(
+        "a_notice_after_the_end_makes_an_interruption_of_it",
+        ("masked", "    return state.settle_ms is not None\n", "    return False\n"),
+        mode="swarm",
+        story="local_term",
+        faults=frozenset({"exits"}),
+        ranks=1,
+    ),
 )
 """`sh -c "python train.py; echo done"`."""
 
-ENDS = PARTING + MASKED
+ENDS = PARTING + HEIRS + MASKED

@@ -247,9 +247,9 @@ class StepChecks:
         failed = any(
             command.restart == restart - 1 and command.code not in (None, 0) and not command.killed for command in world.commands
         )
-        lost = world.options.has("link_reset") or any(shell.dead_ms is not None for shell in world.shells) or world.goodbye_lost
+        lost = world.options.has("link_reset") or any(shell.dead_ms is not None for shell in world.shells) or world.last_word_lost
         masked = [process for command in world.commands if command.code == 0 for process in command.processes]
-        hidden = [process for process in masked if not process.alive and not getattr(process.protocol, "finished", False)]
+        hidden = [process for process in masked if process.raised]
         if not failed and not lost and not hidden:
             self.broken("start", f"start {restart} is asked for, and nothing of start {restart - 1} has failed")
 

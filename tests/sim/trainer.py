@@ -74,6 +74,7 @@ class Process:
         self.stopped = False
         self.stopped_ms = 0
         self.hung = False
+        self.raised = False
         self.saving = False
         self.silenced = False
         self.parked_ms: int | None = None
@@ -157,6 +158,13 @@ class Process:
             held, self._held = self._held, []
             for call, argument in held:
                 self.world.at(0, call, argument)
+
+    def raises(self) -> None:
+        """An exception that nobody catches: its last word, if it can speak at all."""
+        if self.alive and not self.stopped and self.protocol is not None:
+            self.raised = True
+            self.protocol.died("RuntimeError: boom")
+            self._flush()
 
     def hold(self, call: Callable[..., None], argument: Any) -> None:
         """What comes while it is stopped."""

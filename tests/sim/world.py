@@ -59,17 +59,18 @@ class Network:
         world, frame = self.world, wire.encode(word)
         options, rng, now = world.options, world.rng, world.now
         delay_ms = rng.randrange(2)
+        is_last = isinstance(word, wire.Failed) and word.round == wire.NO_ROUND
         times = 1
         if options.mode != "calm" and now < options.heals_ms:
             if options.loss_percent and rng.randrange(100) < options.loss_percent or self.is_cut(process, up):
-                world.goodbye_lost |= isinstance(word, wire.Finished)
+                world.last_word_lost |= is_last
                 return
             if options.has("repeat") and rng.random() < 0.2:
                 times = 2
             if options.has("delay") and rng.random() < 0.2:
                 delay_ms += rng.choice((5, 60, 1_500))
         at_ms = now + delay_ms
-        world.goodbye_lost |= delay_ms > LATE_MS and isinstance(word, wire.Finished)
+        world.last_word_lost |= delay_ms > LATE_MS and is_last
         if not options.has("reorder"):
             at_ms = max(at_ms, self.last_ms.get((process.task, process.who.pid, up), 0))
             self.last_ms[process.task, process.who.pid, up] = at_ms
@@ -114,7 +115,7 @@ class World:
         """By task and process number: those of two nodes may be equal."""
         self.gates: dict[tuple[int, Any], Gate] = defaultdict(Gate)
         self.checks = Checks(self)
-        self.goodbye_lost = False
+        self.last_word_lost = False
         """A rank's word that its training is over was lost, or comes late."""
         self.net = Network(self)
         self.disk = Disk(self, options.resume_step)

@@ -73,6 +73,8 @@ class Plain(toy.Plain):
             raise SystemExit(0)
         if n == self.knobs.dies_at and self.knobs.faulty_rank in (-1, self.words.rank):
             os._exit(77)
+        if n == self.knobs.raises_at:
+            raise RuntimeError("boom")
         self.meet(f"step {n}")
         super().step(n)
 
@@ -148,6 +150,7 @@ def options() -> argparse.Namespace:
     add("--faulty-rank", type=int, default=-1, help="only this rank has the faults; -1: all")
     add("--slow-rank", type=int, default=-1, help="only this rank's save takes --save-ms; -1: all")
     add("--dies-at", type=int, default=0, metavar="STEP", help="exit with 77 there, without a word")
+    add("--raises-at", type=int, default=0, metavar="STEP", help="an exception there that nobody catches")
     add("--dies-in-save", action="store_true", help="the same, in the first save")
     add("--short-archive", action="store_true", help="one file more, a torch archive that is cut off; with --faulty-rank")
     add("--says-another-step", action="store_true", help="after its second save; with --faulty-rank")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from ckpt_client import wire
 from ckpt_client.identity import Identity, identify, torch_distributed
 from ckpt_client.meeting import step_of
 
@@ -39,6 +40,50 @@ def test_the_first_source_that_makes_sense_is_believed(
 ) -> None:
     """torch.distributed, torchrun's variables, mpirun's (field case 119), Slurm's, then 0 of 1; garbage counts as absent."""
     assert identify(environment, distributed) == expected
+
+
+PMI = {"PMI_RANK": "0", "PMI_SIZE": "1", "MPI_LOCALRANKID": "7"}
+BELOW_MPIRUN = {
+    "OMPI_COMM_WORLD_RANK": "0",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "PMIX_NAMESPACE": "prterun-node-7@1",
+}
+
+
+@pytest.mark.parametrize(
+    ("found", "now", "expected"),
+    [
+        # sbatch from inside `srun --mpi=pmi2 --pty bash`, and from below mpirun; then a plain srun.
+        (PMI, SRUN | PMI, (5, 8, 2)),
+        (BELOW_MPIRUN, SRUN | BELOW_MPIRUN, (5, 8, 2)),
+        (PMI | BELOW_MPIRUN | MVAPICH, SRUN | PMI | BELOW_MPIRUN | MVAPICH, (5, 8, 2)),
+        # srun --mpi=pmi2 above the supervisor: Slurm's own names say the same.
+        ({"PMI_RANK": "5", "PMI_SIZE": "8"}, SRUN | {"PMI_RANK": "5", "PMI_SIZE": "8"}, (5, 8, 2)),
+        # mpirun from below has written over them: another rank, another size, or the same of another launch.
+        (PMI, SRUN | PMI | {"PMI_RANK": "1", "PMI_SIZE": "4"}, (1, 4, 7)),
+        (PMI, SRUN | PMI | {"PMI_SIZE": "4"}, (0, 4, 7)),
+        (PMI, SRUN | PMI | OPENMPI, (2, 4, 1)),
+        (BELOW_MPIRUN, SRUN | BELOW_MPIRUN | {"PMIX_NAMESPACE": "prterun-node-9@1"}, (0, 4, 0)),
+        (PMI | {"PMI_PORT": "node:1"}, SRUN | PMI | {"PMI_PORT": "node:2"}, (0, 1, 7)),
+        # What nobody could believe is not told, and does no harm.
+        ({"PMI_RANK": "0 1/2", "PMI_SIZE": "\udcff"}, SRUN | PMI, (0, 1, 7)),
+        ({}, SRUN | PMI, (0, 1, 7)),
+    ],
+)
+def test_what_mpirun_had_left_in_the_supervisors_own_environment_is_not_believed(
+    found: dict[str, str], now: dict[str, str], expected: tuple[int, int, int]
+) -> None:
+    """It is exported from the shell that submitted the job, and every task of a plain srun would be its rank."""
+    told = {wire.MPI_FOUND: wire.mpi_found(found)}
+    assert identify(now | told, None)[:3] == expected
+
+
+def test_nothing_is_told_of_mpirun_where_there_was_none() -> None:
+    """And what is told is one word for each that was."""
+    assert wire.mpi_found(SRUN | TORCHRUN) == ""
+    assert wire.mpi_found(PMI) == "PMI_RANK=0/1"
+    assert wire.mpi_found(PMI | OPENMPI) == "OMPI_COMM_WORLD_RANK=2/4 PMI_RANK=0/1"
 
 
 def test_a_process_without_a_group_has_no_distributed_rank() -> None:

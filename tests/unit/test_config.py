@@ -213,7 +213,7 @@ def test_a_wrong_option_is_named_with_what_is_wrong(argv: list[str], part: str) 
 
 def test_variables_that_the_supervisor_sets_for_its_command_are_no_options() -> None:
     """A supervisor below another one meets them in its environment; every other unknown one is an error."""
-    env = {f"CKPT_SUPERVISE_{name}": "1" for name in ("SOCKET", "RESUME_FROM", "PID", "RESTART", "STATE", "TAG")}
+    env = {f"CKPT_SUPERVISE_{name}": "1" for name in ("SOCKET", "RESUME_FROM", "PID", "RESTART", "STATE", "TAG", "MPI")}
     assert read_options(COMMAND, env).keep == 3
     assert problems_of(COMMAND, {**env, "CKPT_SUPERVISE_SOKET": "1"}) == ["CKPT_SUPERVISE_SOKET: there is no such option"]
 

@@ -400,3 +400,23 @@ def test_ranks_are_told_the_time_that_is_left_as_a_duration() -> None:
     assert 0 < order.left_ms < 20_000 + WAIT_MS
     story.wait(1_000)
     assert story.told(wire.SaveAt)[-1].left_ms == order.left_ms - 1_000
+
+
+def test_ranks_are_late_while_somebody_is_waited_for_at_the_agreed_step_until_go() -> None:
+    """A rank whose training thread hangs still answers Prepare, from its listener: the step is fixed, and nobody is waited for
+    but that one."""
+    story = Story(IN_SLURM, ranks=2)
+    story.signal()
+    last_ms = story.notice.budget.save_by_ms - notices.LATE_MS
+    assert last_ms > (story.notice.first_ms + story.notice.budget.save_by_ms) // 2
+    assert not notices.ranks_are_late(story.state, last_ms - 1)
+    assert notices.ranks_are_late(story.state, last_ms)
+    for rank in range(2):
+        story.feed(wire.Ack(who(rank), 1, wire.Position(7, 0)))
+    story.feed(wire.Arrived(who(0), 1, wire.Position(7, 0)))
+    assert story.state.phase is Phase.SAVING
+    assert not notices.ranks_are_late(story.state, last_ms - 1)
+    assert notices.ranks_are_late(story.state, last_ms)
+    story.feed(wire.Arrived(who(1), 1, wire.Position(7, 0)))
+    assert story.round.go
+    assert not notices.ranks_are_late(story.state, last_ms)

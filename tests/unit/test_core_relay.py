@@ -13,6 +13,7 @@ from ckpt_supervisor.core import commands as do
 from ckpt_supervisor.core import events as ev
 from ckpt_supervisor.core.policy import EXIT_STALE, Policy
 from ckpt_supervisor.core.state import Phase, State
+from msgspec.structs import replace
 
 from tests.support.core_story import IN_SLURM, view, who
 
@@ -411,3 +412,15 @@ def test_what_was_decided_without_the_coordinator_is_not_taken_back(event: ev.Ev
     task.decides(event)
     assert task.heir is not None
     assert not relay.may_follow_again(task.heir)
+
+
+def test_an_heir_does_not_ask_again_what_was_asked_already() -> None:
+    """The second SIGTERM would cut short what the command does at the first; that it is killed in its time stays."""
+    task = Task()
+    task.feed(replace(STAND, left_ms=60_000))
+    assert only(task.feed(replace(STAND, left_ms=60_000, ask="it has to leave")), do.AskCommand)
+    found = list(task.lose())
+    for _ in range(60):
+        found += task.decides(ev.Tick(), 1_000)
+    assert only(found, do.AskCommand) == []
+    assert only(found, do.EndCommand)

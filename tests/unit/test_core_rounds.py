@@ -408,8 +408,11 @@ def test_a_second_live_process_of_the_same_rank_is_refused_and_named() -> None:
     assert isinstance(word, wire.Refused)
     assert "rank 0 is taken by the live process 100" in word.reason
     assert story.feed(wire.Ack(who(0, pid=777), 1, Position(7, 0))) == ()
-    story.gone(0)
+    story.feed(wire.Failed(who(0), wire.NO_ROUND, "boom", 7))  # The end of a process in another pid namespace is not seen.
     assert isinstance(the(story.hello(0, 1, pid=777), do.Say).word, wire.Welcome)
+    assert isinstance(the(story.hello(0, 1, pid=778), do.Say).word, wire.Refused)
+    story.feed(ev.RankGone(who(0, pid=777), "its process has ended"))
+    assert isinstance(the(story.hello(0, 1, pid=778), do.Say).word, wire.Welcome)
 
 
 def test_a_new_generation_fails_the_running_round_and_takes_the_place_of_the_old_one() -> None:

@@ -108,7 +108,7 @@ def next_deadline(policy: Policy, state: State) -> int | None:
     times: list[int | None] = []
     match state.phase:
         case Phase.RUNNING if masked.until_ms(policy, state) is not None:
-            times = [notices.next_deadline(policy, state), masked.until_ms(policy, state)]
+            times = [masked.until_ms(policy, state), None if state.notice is None else state.notice.relook_ms]
         case Phase.RUNNING:
             times = [notices.next_deadline(policy, state), turns.waits_until_ms(state)]
             times += [turns.write_by_ms(state), adopting.next_deadline(policy, state)]
@@ -470,10 +470,10 @@ def _running_due(policy: Policy, state: State, now_ms: int) -> Result:
     write_by_ms = turns.write_by_ms(state)
     if write_by_ms is not None and now_ms >= write_by_ms:
         return turns.command_over(policy, replace(state, writing=frozenset()), now_ms)
-    if notices.watch_is_due(policy, state, now_ms):
-        return turns.begin(policy, notices.ahead(policy, state, now_ms), Kind.LEAVE, now_ms)
     if masked.until_ms(policy, state) is not None:
         return (state, ()) if masked.waits(policy, state, now_ms) else turns.command_over(policy, state, now_ms)
+    if notices.watch_is_due(policy, state, now_ms):
+        return turns.begin(policy, notices.ahead(policy, state, now_ms), Kind.LEAVE, now_ms)
     if state.closing_ms is not None:
         return turns.command_over(policy, state, now_ms) if adopting.is_closed(policy, state, now_ms) else (state, ())
     wait_ms = turns.waits_until_ms(state)

@@ -2,7 +2,8 @@
 
 Pure. Owns what is known of the ends of ranks once the command is over, and how long their last words are waited for. Must not
 decide what follows (turns.py): it answers who has failed, or that this is not settled yet. Only the last process of each rank
-counts, and only a bad end that is known: a rank that lives, that has finished its loop, or that never attached proves nothing.
+counts, and only its own word that it dies of an exception. An end without a word proves nothing: `os._exit(0)` after the loop, a
+fork child, a trial that its agent has ended and a goodbye that was lost all look like a death, and none of them is a failure.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ EXIT_MASKED = 1
 
 def until_ms(policy: Policy, state: State) -> int | None:
     """Until when last words are waited for; None when nothing is waited for."""
-    if state.settle_ms is None or state.notice is not None:
+    if state.settle_ms is None:
         return None
     return state.settle_ms + (SETTLE_MS if policy.tasks == 1 else SETTLE_TASKS_MS)
 
@@ -34,7 +35,12 @@ def waits(policy: Policy, state: State, now_ms: int) -> bool:
     by_ms = until_ms(policy, state)
     if by_ms is not None and now_ms >= by_ms:
         return False
-    return not any(rank.died for rank in state.ranks) and any(_is_open(state, rank) for rank in state.ranks)
+    return not culprit(state) and any(_may_speak(state, rank) for rank in state.ranks)
+
+
+def ended_before(state: State) -> bool:
+    """Whether the command had ended with 0 before the notice came: it does not make an interruption of a run that was over."""
+    return state.settle_ms is not None
 
 
 def settle(state: State, now_ms: int) -> State:
@@ -44,16 +50,16 @@ def settle(state: State, now_ms: int) -> State:
 
 def culprit(state: State) -> str:
     """The rank that has failed and why, for people; "" if none is known to have."""
-    failed = [rank for rank in state.ranks if rank.died]
-    failed += [rank for rank in state.ranks if rank.ended and _is_open(state, rank)]
-    if not failed:
-        return ""
-    first = failed[0]
-    return f"{ranks.describe_who(first.who)}: {first.died or f'{first.ended} before its training was over'}"
+    first = next((rank for rank in state.ranks if rank.died and _is_hidden(state, rank)), None)
+    return "" if first is None else f"{ranks.describe_who(first.who)}: {first.died}"
 
 
-def _is_open(state: State, rank: Rank) -> bool:
-    """Whether nothing shows that this rank has come to a good end. Where it was the command itself, that one's status does."""
-    if rank.finished or rank.left or rank.cut or (rank.gone and not rank.ended):
-        return False
+def _may_speak(state: State, rank: Rank) -> bool:
+    """Whether its word of a bad end may still be on its way."""
+    said = rank.finished or rank.left or rank.died
+    return not said and not rank.cut and not (rank.gone and not rank.ended) and _is_hidden(state, rank)
+
+
+def _is_hidden(state: State, rank: Rank) -> bool:
+    """Whether another program's status stands for this rank's. Where it was the command itself, 0 is its own."""
     return state.pids.get(rank.who.task) != rank.who.pid

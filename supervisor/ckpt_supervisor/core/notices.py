@@ -32,6 +32,9 @@ REFRESH_MS = 300_000
 FIRST_RETRY_MS = 5_000
 """Pause before the next look when the one at the start failed."""
 
+LATE_MS = 1_500
+"""For what a rank does between the end of a helper it waited for and its save."""
+
 WATCH_LOOK_MS = 3_000
 """The watch looks once more this long before it starts the last save."""
 
@@ -296,11 +299,16 @@ def _next_look_ms(policy: Policy, state: State) -> int | None:
 
 
 def ranks_are_late(state: State, now_ms: int) -> bool:
-    """Half of the time for the last save is over, and somebody has not come to a boundary yet: something may hold it up."""
-    notice = state.notice
-    if notice is None or state.phase is not Phase.AGREEING:
+    """The last moment for a save has come, and somebody does not stand at the agreed step yet: something may hold it up.
+
+    Not sooner: whoever waits for a helper of its own may just have to wait a little. Not before half of the time is over.
+    A rank's listener answers Prepare, and the step is fixed, even where its training thread hangs.
+    """
+    notice, current = state.notice, state.round
+    if notice is None or current is None or current.go or state.phase not in (Phase.AGREEING, Phase.SAVING):
         return False
-    return now_ms >= (notice.first_ms + notice.budget.save_by_ms) // 2
+    last_ms = notice.budget.save_by_ms - state.longest_save_ms * 3 // 2 - LATE_MS
+    return now_ms >= max(last_ms, (notice.first_ms + notice.budget.save_by_ms) // 2)
 
 
 def next_deadline(policy: Policy, state: State) -> int | None:

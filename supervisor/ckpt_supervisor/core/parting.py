@@ -57,7 +57,8 @@ def begun(policy: Policy, state: State, fresh: bool, reason: str, now_ms: int) -
         said_ms=now_ms,
         end_command_at_ms=end_ms,
         own_end=own_end,
-        told=bool(live) and not own_end,
+        told=(bool(live) and not own_end) or state.inherited_asked,
+        asked_ms=now_ms if state.inherited_asked else None,
     )
 
 

@@ -153,7 +153,8 @@ def _problem(state: State, word: wire.Hello) -> str:
     if len(state.ranks) >= RANKS_MAX:
         return f"there are {RANKS_MAX} ranks already"
     other = state.ranks.get(who.rank) if who.generation == state.generation else None
-    if other is not None and other.who != who and other.live:
+    # One that has said that it dies is not waited for: its end is not seen where it has a pid namespace of its own.
+    if other is not None and other.who != who and other.live and not other.died:
         return f"rank {who.rank} is taken by the live process {other.who.pid}; a second one is not supervised"
     return ""
 

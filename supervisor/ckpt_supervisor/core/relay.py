@@ -341,6 +341,7 @@ def inherit(policy: Policy, state: Relay, now_ms: int) -> tuple[State, tuple[Com
         start_restarts=policy.start_restarts,
         started=state.restart >= 0,
         inherited_fresh=stand.fresh,
+        inherited_asked=state.asked,
         next_look_ms=now_ms,
     )
     ended = dict(state.gone)

@@ -333,9 +333,11 @@ class State(msgspec.Struct, frozen=True):
     """No task that is there was last heard before this instant."""
     stepped_ms: int = 0
     awake_ms: int = 0
+    """Since when this process has not been stopped itself."""
     inherited_fresh: bool = False
     """An heir: the lost coordinator had committed the last save already."""
-    """Since when this process has not been stopped itself."""
+    inherited_asked: bool = False
+    """An heir: what is left of its command was sent SIGTERM already."""
     bursts: tuple[Burst, ...] = ()
     told: Stand | None = None
     beat_ms: int = 0

@@ -323,18 +323,18 @@ def command_over(policy: Policy, state: State, now_ms: int) -> Result:
         return adopting.hand_on(policy, state, now_ms)
     if not adopting.is_closed(policy, state, now_ms):
         return adopting.close(policy, state, now_ms)
-    hidden = ""
-    if code == 0 and state.notice is None:
-        if masked.waits(policy, state, now_ms):
-            return masked.settle(state, now_ms), ()
-        hidden = masked.culprit(state)
-    if hidden:
+    may_hide = code == 0 and (state.notice is None or masked.ended_before(state))
+    if may_hide and masked.waits(policy, state, now_ms):
+        return masked.settle(state, now_ms), ()
+    hidden = masked.culprit(state) if may_hide else ""
+    if hidden and state.notice is None:
         code = masked.EXIT_MASKED
         state = replace(state, code=code, failed=code, masked=hidden)
-    is_own = adopting.ended_before(state) and (code == 0 or state.restarts >= policy.restarts)
+    ended_before = not hidden and (adopting.ended_before(state) or masked.ended_before(state))
+    is_own = ended_before and (code == 0 or state.restarts >= policy.restarts)
     if state.notice is not None and not is_own and not (code == 0 and not state.ranks):
         ended = leaving.own_end(policy, state, code)
-        reason = f"the command{_whose(policy, state)} ended with status {code} before it could save"
+        reason = hidden or f"the command{_whose(policy, state)} ended with status {code} before it could save"
         return ended or leaving.leave(policy, state, False, reason, now_ms)
     if code != 0 and state.restarts < policy.restarts and not any(task.gone for task in state.tasks):
         restart = state.restarts + 1
