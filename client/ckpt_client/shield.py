@@ -106,9 +106,9 @@ def _pthread_sigmask(how: int, mask: Iterable[int]) -> set[int | signal.Signals]
     has it a little different, and other libraries let signals in as well.
     """
     asked = set(mask)
-    wanted = {number for number in asked & _kept if _is_theirs(number)}
     if how == signal.SIG_UNBLOCK:
-        mask = asked - (_kept - wanted)
+        _kept.difference_update({number for number in asked & _kept if _is_theirs(number)})
+        mask = asked - _kept
     elif how == signal.SIG_SETMASK:
         mask = asked | _kept
     before: set[int | signal.Signals] = _ask_kernel(how, mask)

@@ -303,6 +303,8 @@ def _dir_problems(directory: Path) -> list[str]:
     try:
         os.fsencode(directory)
         str(directory.absolute()).encode()  # The journal and the protocol name it, and both are UTF-8.
+    except FileNotFoundError:
+        return [f"--dir {directory}: the current directory has been deleted; give an absolute path, or start from another one"]
     except UnicodeEncodeError:
         shown = str(directory).encode(errors="backslashreplace").decode()
         return [f"--dir {shown}: its name is not valid UTF-8 in this locale; give it another name, or set LC_ALL=C.UTF-8"]

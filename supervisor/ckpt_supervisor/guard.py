@@ -38,6 +38,9 @@ READ_BYTES = 65_536
 READS_MAX = 100
 """Most reads in one turn of the loop."""
 
+WAKE_S = 1.0
+"""An exec takes longer only where a file server is slow."""
+
 CLOSE_S = 1.0
 """A guard with nobody left below it is gone within milliseconds."""
 
@@ -185,8 +188,7 @@ class Guard:
             return True
         self._closed = True
         os.close(self._orders)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGCONT)  # It may have been stopped.
+        self._wake()
         end_s = time.monotonic() + wait_s
         # Its end of the pipe closes when it ends.
         while not self._is_lost and (left_s := end_s - time.monotonic()) > 0:
@@ -210,11 +212,17 @@ class Guard:
             self._claims.release(self.pid)
         return bool(pid)
 
+    def _wake(self) -> None:
+        """It may have been stopped."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)
+
     def _exactly(self, size: int) -> bytes:
         """As many bytes of the first word, waited for."""
         data = b""
         while len(data) < size:
-            readable(self.fd)
+            while not readable(self.fd, WAKE_S):
+                self._wake()
             chunk = os.read(self.fd, size - len(data))
             if not chunk:
                 raise GuardEnded(0, "the guard that starts it has ended")

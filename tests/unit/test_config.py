@@ -327,3 +327,14 @@ def test_help_names_every_option_and_wins_over_errors() -> None:
     for spec in config.SPECS:
         assert f"--{spec.name}" in done.stdout
     assert "exit status: 0 training ended; 75 interrupted" in done.stdout
+
+
+def test_a_current_directory_that_is_gone_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative --dir leads nowhere then."""
+    place = tmp_path / "gone"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    place.rmdir()
+    with pytest.raises(UsageError) as caught:
+        read_options(["--", "x"], {})
+    assert "has been deleted" in str(caught.value.problems)
