@@ -36,6 +36,8 @@ _kept: set[int] = set()
 _found_open: set[int] = set()
 """What a shell between had let in again (dash clears the mask, bash does not): threads that ran already may take it."""
 
+_is_settled = False
+
 _ask_kernel = signal.pthread_sigmask
 
 
@@ -75,6 +77,8 @@ def settle() -> None:
     Not for SIGTERM where the mask is in order: whoever started this process may end it, and then the supervisor lets it in here.
     Not in the children either, for the same reason: they have the mask alone.
     """
+    global _is_settled  # noqa: PLW0603 - of this process, as the mask is.
+    _is_settled = True
     for number in _kept - TERMINAL:
         if number != signal.SIGTERM or (number in _found_open and _some_thread_takes(number)):
             _take_default(number)
@@ -116,13 +120,18 @@ def _pthread_sigmask(how: int, mask: Iterable[int]) -> set[int | signal.Signals]
 
 
 def _is_theirs(number: int) -> bool:
-    """Whether training code lets in a signal that it has a handler of its own for (field case 13); a tracker never does."""
+    """Whether training code lets in a signal that it has a handler of its own for (field case 13); a tracker never does.
+
+    Not once it is attached: a library's handler that raises would end the training instead of the save.
+    """
+    if _is_settled:
+        return False
     asks: types.FrameType | None = sys._getframe()
     while asks is not None and asks.f_globals.get("__name__") == __name__:
         asks = asks.f_back
     if asks is not None and "resource_tracker" in str(asks.f_globals.get("__name__")):
         return False
-    return signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN, None, _nothing)
+    return signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler, None, _nothing)
 
 
 def _some_thread_takes(number: int) -> bool:
