@@ -32,6 +32,9 @@ FIRST_SWEEP_MS = 100
 PART_S = 0.2
 """A guard that was let go has this long to end with what is left; it goes on without us."""
 
+OUT_S = 2.0
+"""The same at our own end, where nobody is to be left; within milliseconds, unless somebody sleeps uninterruptibly."""
+
 RESTART_S = 3.0
 """Before the next start in place: a process with a GPU takes a moment to let it go."""
 
@@ -83,6 +86,7 @@ class Below:
         """The command runs."""
         self._let_go()
         self.child = self._held = child
+        self._is_woken = False
         self._poller.register(child.fileno(), zmq.POLLIN)
         self._end_fd = children.pidfd(child.pid)
         if self._end_fd is not None:
@@ -109,12 +113,13 @@ class Below:
                 self._ended_pids = [*self._ended_pids, _pid(who)][-ENDED_MAX:]
                 if isinstance(who, Who):
                     self._feed(ev.RankGone(who, "its process has ended"))
-        held = self._held
-        if held is not None and held.fileno() in ready:
-            self._hear(held)
+        # First: what the guard says may start the next command, whose descriptors may have the same numbers.
         if self._end_fd is not None and self._end_fd in ready:
             self._stop_watching()
             self.overdue_ms = _now_ms() + OVERDUE_MS
+        held = self._held
+        if held is not None and held.fileno() in ready:
+            self._hear(held)
         self._wake_guard()
         if self._orphaned is not None and not self._rank_fds:
             self._last_ranks_ended(self._orphaned)
@@ -131,7 +136,7 @@ class Below:
         held = self._held
         if self.overdue_ms is None or held is None or _now_ms() < self.overdue_ms:
             return
-        if held.status() is not None:
+        if held.status() is not None or procfs.state_of(held.pid) not in ("zombie", "gone"):
             self.overdue_ms = None  # It is told with the next look.
             return
         children.send(held.guard_pid, signal.SIGKILL if self._is_woken else signal.SIGCONT)
@@ -161,6 +166,8 @@ class Below:
     def _guard_lost(self, held: children.Child) -> None:
         """The command has died with it. What it leaves behind comes back to us, and is ended: nobody watches over it any more."""
         self._log(Entry("guard_lost", "error", {"guard_pid": held.guard_pid}))
+        if held is not self._held:
+            return  # It was that of an earlier start, and what was below it has been ended.
         self._let_go()
         self.end()
 
@@ -309,7 +316,7 @@ class Below:
         if left.stuck:
             self._log(Entry("stuck", "error", {"processes": list(left.stuck)}))
             say(f"cannot be ended, not even by SIGKILL (uninterruptible sleep?): {', '.join(left.stuck)}")
-        self._let_go()
+        self._let_go(OUT_S)
 
     def end_for_restart(self, then: Callable[[], None]) -> None:
         """End everything, and call `then` when the command that still ran is over: two of them share no GPU.

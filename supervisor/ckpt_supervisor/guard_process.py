@@ -167,7 +167,9 @@ def execute(argv: list[bytes], environment: dict[bytes, bytes]) -> None:
 
 def let_go(kept: set[int]) -> None:
     """Leave the step's session and its terminal, hold nobody's files open: an end of these must be seen by who waits for it."""
-    os.setsid()  # The command stays in the old one; a guard in its process group would be killed together with it.
+    # It never leads a group; if it did setsid(2) would be refused, and a command that runs would end for it.
+    if os.getpid() != os.getpgrp():
+        os.setsid()  # The command stays in the old one; a guard in its process group would be killed together with it.
     os.chdir("/")
     for fd in open_files():
         if fd not in kept:
