@@ -34,7 +34,7 @@ from ckpt_supervisor import procfs
 from ckpt_supervisor.pending import Identity, Stuck, Watch
 from ckpt_supervisor.ptracing import Outcome, Sender, Tracer, Wish
 
-TICK_MS = 500
+TICK_MS = 600
 """So often the count of queued signals is read; all processes are looked at when it has changed."""
 
 LOOK_MS = 2_000
