@@ -131,7 +131,7 @@ def prepare(libc: ctypes.CDLL, order: Order, guard: int) -> None:
     if score:
         set_score(score)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        if int(number) <= signal.SIGSYS:  # Real-time signals keep what they have: nobody here has touched them.
+        if int(number) <= signal.SIGSYS:  # The others keep what they have (glibc leaves its own two, 32 and 33, ignored).
             signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 

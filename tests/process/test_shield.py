@@ -283,7 +283,7 @@ ENDS_ITS_CHILD = """
 
 
 def test_a_rank_that_waits_for_a_child_whose_end_was_taken_for_the_notices_goes_on(processes: Processes) -> None:
-    """The parent's SIGTERM came while the broadcast's was pending there, so it left no trace. At half of the time its child, and
+    """The parent's SIGTERM came while the broadcast's was pending there, so it left no trace. When it is pressed its child, and
     nobody else, gets what the notice would have given it without us."""
     rank = processes.start(sys.executable, "-c", textwrap.dedent(ENDS_ITS_CHILD))
     assert rank.stdin is not None
