@@ -135,7 +135,14 @@ def test_the_guard_holds_neither_files_nor_directory_nor_terminal(tmp_path: Path
     os.close(write_end)
     say(os.read(read_end, 1).decode())
     guard = child.guard_pid
-    fds = sorted(os.readlink(f"/proc/{guard}/fd/{n}").split(":")[0] for n in os.listdir(f"/proc/{guard}/fd"))
+    for _ in range(2000):  # The end of the pipe is seen while the guard is still closing; /dev/null comes after that.
+        try:
+            fds = sorted(os.readlink(f"/proc/{guard}/fd/{n}").split(":")[0] for n in os.listdir(f"/proc/{guard}/fd"))
+        except FileNotFoundError:
+            fds = []
+        if fds[:3] == ["/dev/null"] * 3:
+            break
+        select.select([], [], [], 0.005)
     say([fds, os.readlink(f"/proc/{guard}/cwd"), os.getsid(guard) == guard])
     say([os.readlink(f"/proc/{child.pid}/cwd"), os.getsid(child.pid) == os.getsid(0), os.getpgid(child.pid) == os.getpgrp()])
     say(open(f"/proc/{child.pid}/oom_score_adj").read().strip())
