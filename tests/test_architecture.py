@@ -27,7 +27,7 @@ FORBIDDEN_IN_TESTS = re.compile(r"^time\.sleep$|mock|pytest\.mark\.(skip|xfail)|
 FILE_LINES_MAX = 400
 TEST_FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 60
-LONGER = {"machine.py": 515, "leaving.py": 490, "app.py": 470, "rounds.py": 440}
+LONGER = {"machine.py": 540, "leaving.py": 490, "app.py": 490, "rounds.py": 440}
 """Every phase names every event, and every way out every cause: that is better read in one place than cut in two."""
 
 PURE = [
@@ -36,6 +36,8 @@ PURE = [
     CLIENT / "wire.py",
     SUPERVISOR / "slurm_text.py",
     SUPERVISOR / "config_text.py",
+    *(SUPERVISOR / "doctor" / f"{name}.py" for name in ("finding", "facts", "shell", "script")),
+    *sorted((SUPERVISOR / "doctor").glob("*_rules.py")),
 ]
 IMPURE_MODULES = frozenset(
     {
@@ -43,7 +45,7 @@ IMPURE_MODULES = frozenset(
         "psutil", "structlog", "signal", "secrets", "tempfile", "shutil", "select", "multiprocessing", "asyncio", "uuid",
     }
 )  # fmt: skip
-MAY_IMPORT = {"config_text.py": {"signal", "pathlib"}, "slurm_text.py": {"datetime"}}
+MAY_IMPORT = {"config_text.py": {"signal", "pathlib"}, "slurm_text.py": {"datetime"}, "script.py": {"pathlib"}}
 """For their types and constants."""
 
 MAY_SKIP = {ROOT / "tests" / "slurm" / "conftest.py", ROOT / "tests" / "support" / "syscalls.py"}

@@ -52,3 +52,18 @@ def _parent(pid: int) -> int:
         return 0
     finally:
         os.close(fd)
+
+
+def signal_masks() -> int | None:
+    """The signals that the main thread blocks, or that this process ignores or handles, one bit each; None if that is hidden."""
+    try:
+        fd = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        found = {line[:6]: line[7:] for line in os.read(fd, 4 * STAT_BYTES_MAX).splitlines()}
+        return int(found[b"SigBlk"], 16) | int(found[b"SigIgn"], 16) | int(found[b"SigCgt"], 16)
+    except (OSError, KeyError, ValueError):
+        return None
+    finally:
+        os.close(fd)

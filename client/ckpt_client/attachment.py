@@ -16,9 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ckpt_client import shield, wire
+from ckpt_client import shield, stacks, wire
 from ckpt_client.channel import Line, Listener, now_ms
 from ckpt_client.files import SaveError, one_line
+from ckpt_client.progress import Pace
 from ckpt_client.protocol import NEVER, Rank, Step
 from ckpt_client.wire import NO_ROUND, Position, SavedFile
 
@@ -53,8 +54,11 @@ class Attachment:
         self._closed = False
         self._pid = os.getpid()
 
-    def begin(self) -> None:
-        """Start listening. From here on the process answers for itself until it ends."""
+    def begin(self, progress_ms: int = 0) -> None:
+        """Start listening. From here on the process answers for itself until it ends.
+
+        `progress_ms`: how often it says where training is; 0 for never.
+        """
         shield.settle()
         shield.outlive_launcher()
         os.register_at_fork(after_in_child=self._forked)
@@ -63,6 +67,8 @@ class Attachment:
         multiprocessing: Any = sys.modules.get("multiprocessing.util")
         if multiprocessing is not None:
             multiprocessing.Finalize(None, self.close, exitpriority=0)
+        if progress_ms:
+            self._listener.tell_progress(Pace(self.rank, progress_ms, stacks.stand_by()))
         self._listener.start()
 
     def boundary(self, here: Position) -> None:

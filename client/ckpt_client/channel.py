@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import zmq
 
 from ckpt_client import above, wire
+from ckpt_client.progress import Pace
 from ckpt_client.protocol import Rank
 
 HELLO_EVERY_MS = 500
@@ -76,7 +77,7 @@ class Line:
         self.wake_fd, self.bell_fd, self.supervisor_fd = fds
         self._closed = False
 
-    def send(self, word: wire.FromRank) -> None:
+    def send(self, word: wire.Said) -> None:
         """Send without waiting. A word that does not fit is lost, as any word may be."""
         with contextlib.suppress(zmq.Again):
             self.dealer.send(wire.encode(word), zmq.NOBLOCK)
@@ -161,7 +162,13 @@ class Listener:
         self._closing = False
         self._open = True
         self._flushing = False
+        self._pace: Pace | None = None
         self._thread = threading.Thread(target=self._run, name="ckpt-listener", daemon=True)
+
+    def tell_progress(self, pace: Pace) -> None:
+        """Say now and then where training is. The first time from here, before `start`: it may stand still from then on."""
+        self._pace = pace
+        self._line.send(pace.word(now_ms()))
 
     def start(self) -> None:
         """Start the thread with all signals blocked: the main thread has to get them, at once."""
@@ -215,6 +222,8 @@ class Listener:
         """One wait and what follows from it. False: it was the last one."""
         with self._changed:
             timeout_ms = 0 if self._rank.outbox else self._rank.quiet_ms(now_ms())
+            if self._pace is not None:
+                timeout_ms = min(timeout_ms, self._pace.every_ms)
         alive = self._line.wait(timeout_ms)
         with self._changed:
             now = now_ms()
@@ -223,8 +232,9 @@ class Listener:
                 # Only then: a parked thread that is woken rings, and the two would keep each other awake.
                 self._changed.notify_all()
             self._rank.tick(now)
-            answers = self._rank.take_outbox()
-        for answer in answers:
+            answers: list[wire.Said] = [*self._rank.take_outbox()]
+            progress = None if self._pace is None else self._pace.look(now)
+        for answer in answers if progress is None else (*answers, progress):
             self._line.send(answer)
         if self._flushing:
             with self._changed:

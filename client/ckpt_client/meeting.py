@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import zmq
 
-from ckpt_client import above, identity, shield, wire
+from ckpt_client import above, identity, progress, shield, wire
 from ckpt_client.attachment import Attachment, Saver, gil_is_off
 from ckpt_client.channel import HELLO_MAX_MS, Line, greet, now_ms, open_line, tell
 from ckpt_client.identity import Identity
@@ -98,7 +98,7 @@ def _meet(endpoint: str, environment: Mapping[str, str], who: Identity, wish: Wi
     shield.stand(environment)
     with contextlib.ExitStack() as undo:
         undo.callback(line.close, 0)
-        meeting = _welcomed(line, me, who, wish, answer)
+        meeting = _welcomed(line, me, who, wish, answer, progress.every_ms(environment))
         undo.pop_all()
     return meeting
 
@@ -138,14 +138,14 @@ def _alone(environment: Mapping[str, str], who: Identity) -> Meeting:
     return Meeting(who, None, path, step_of(path))
 
 
-def _welcomed(line: Line, me: Who, who: Identity, wish: Wish, welcome: wire.Welcome) -> Meeting:
+def _welcomed(line: Line, me: Who, who: Identity, wish: Wish, welcome: wire.Welcome, progress_ms: int) -> Meeting:
     done = welcome.resume_step if welcome.resume_from else wish.start or 0
     # With attach() the first boundary is the one after the first step; with steps() it is before it.
     start = done + 1 if wish.start is None else done
     rank = Rank(me, start, done_steps=done)
     rank.hear(welcome, now_ms())
     attachment = Attachment(rank, line, wish.make_saver(who))
-    attachment.begin()
+    attachment.begin(progress_ms)
     return Meeting(who, attachment, welcome.resume_from, welcome.resume_step)
 
 

@@ -25,19 +25,22 @@ class Stay(NamedTuple):
 class Phase:
     """A phase between two steps. Entering it, its safe points and leaving it are boundaries."""
 
-    __slots__ = ("_attachment", "_place", "_stay", "name")
+    __slots__ = ("_attachment", "_outer", "_place", "_stay", "name")
 
     def __init__(self, name: str, place: Place, attachment: Attachment | None, stay: Stay) -> None:
         self.name = name
         self._place = place
         self._attachment = attachment
         self._stay = stay
+        self._outer = ""
 
     def __enter__(self) -> Phase:
+        self._outer = self._place.name_phase(self.name)
         stop_if_asked(self._place.enter(self._stay.n, alone=self._stay.alone), self._attachment)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
+        self._place.name_phase(self._outer)
         here = self._place.leave(last=self._stay.last)
         # With an exception under way this is no place to park or to save.
         if kind is None:

@@ -62,6 +62,11 @@ class Place:
         self._rank.entered = here if last else self.n
         return here
 
+    def name_phase(self, name: str) -> str:
+        """Say which phase this is, "" for none; the one before."""
+        before, self._rank.phase = self._rank.phase, name
+        return before
+
     def inside(self) -> bool:
         """Whether a phase is open."""
         return bool(self._alone)

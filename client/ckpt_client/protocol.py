@@ -12,6 +12,7 @@ The fast words, in order of who writes them:
   hold     listener          newest round asked for; LEAVE_HOLD once Leave has come
   done     either, locked    last round that is over for this rank
   due      training thread   next step count at which the rank stops by itself (every_steps), NEVER when off
+  phase    training thread   name of the innermost phase, for `doing` alone
 """
 
 from __future__ import annotations
@@ -69,31 +70,10 @@ class Rank:
     """One rank's view of the agreement. See the module's text for who may write what."""
 
     __slots__ = (
-        "_go",
-        "_leaving",
-        "_order",
-        "_ordered_ms",
-        "_parked",
-        "_repeat_at_ms",
-        "_said_leaving",
-        "_saving",
-        "_stays",
-        "_stopped_at",
-        "_word",
-        "done",
-        "done_steps",
-        "due",
-        "entered",
-        "every_steps",
-        "finished",
-        "heard_ms",
-        "hold",
-        "outbox",
-        "saved",
-        "silence_ms",
-        "welcome",
-        "who",
-    )
+        "_begun", "_go", "_leaving", "_order", "_ordered_ms", "_parked", "_repeat_at_ms", "_said_leaving", "_saving", "_stays",
+        "_stopped_at", "_word", "done", "done_steps", "due", "entered", "every_steps", "finished", "heard_ms", "hold", "outbox",
+        "phase", "saved", "silence_ms", "welcome", "who",
+    )  # fmt: skip
 
     def __init__(self, who: Who, start: int, done_steps: int | None = None, silence_ms: int = SILENCE_MS) -> None:
         """`start`: n of the first boundary. `done_steps`: n of the state it starts with, where it never stops by itself."""
@@ -101,7 +81,9 @@ class Rank:
         self.done_steps = start if done_steps is None else done_steps
         self.silence_ms = silence_ms
         # From attach to the first boundary `entered` is the start itself, as Position(start, 0).
-        self.entered: int | Position = start - 1
+        self._begun = start - 1
+        self.entered: int | Position = self._begun
+        self.phase = ""
         self.hold = NO_ROUND
         self.done = NO_ROUND
         self.due = NEVER
@@ -174,6 +156,20 @@ class Rank:
         """`entered` as a position."""
         entered = self.entered
         return entered if isinstance(entered, Position) else Position(int(entered) + 1, 0)  # A user's n may be numpy's.
+
+    @property
+    def doing(self) -> wire.Doing:
+        """What the training thread is at, for a Progress (progress.py)."""
+        if self.finished or self._leaving or self._said_leaving:
+            return "over"
+        if self._saving:
+            return "saving"
+        if self._parked:
+            return "parked"
+        if self.phase:
+            return "phase"
+        # An int of the user's may be numpy's; a Position that equals it is none.
+        return "starting" if not isinstance(self.entered, Position) and self.entered == self._begun else "training"
 
     # --- training thread, under the owner's lock ----------------------------------------------------------------------
 

@@ -29,6 +29,12 @@ WORLD_SIZE_MAX = 1_000_000
 REASON_CHARS_MAX = 500
 """A failure's reason is cut to this many characters before it is sent."""
 
+PHASE_CHARS_MAX = 100
+"""A phase's name is cut to this many characters in a Progress."""
+
+SIGNAL_MAX = 64
+"""No system of ours has more signals."""
+
 NUMBER_MAX = (1 << 62) - 1
 """No step or safe point has a higher number."""
 
@@ -141,6 +147,33 @@ class Left(_Word, frozen=True, tag=True, array_like=True):
 
 FromRank = Hello | Ack | Arrived | Saving | Saved | Failed | Finished | Left
 
+
+Doing = Literal["starting", "training", "phase", "parked", "saving", "over"]
+"""Starting: it has not come to its first boundary. Over: it has left its training loop, or was told to."""
+
+
+class Progress(_Word, frozen=True, tag=True, array_like=True):
+    """Where the rank is and what it does, said by its listener every few seconds to a supervisor that looks out for hangs.
+
+    No word of the agreement: it is in no round, nothing answers it, and the machine never sees it.
+    """
+
+    who: Who
+    entered: Position
+    doing: Doing
+    phase: str = ""
+    """The innermost phase's name, cut to PHASE_CHARS_MAX."""
+    stood_ms: int = 0
+    """For so long the listener has seen it at this position, doing this."""
+    dump_signal: int = 0
+    """At this signal the process writes the stacks of its threads; 0: at none."""
+    dump_fd: int = -1
+    """The descriptor that it writes them to, in its own numbers."""
+
+
+Said = FromRank | Progress
+"""All that a rank says."""
+
 # --- to a rank --------------------------------------------------------------------------------------------------------
 
 
@@ -218,20 +251,20 @@ class DecodeError(Exception):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_from_rank = msgspec.msgpack.Decoder(FromRank)
+_from_rank = msgspec.msgpack.Decoder(Said)
 _to_rank = msgspec.msgpack.Decoder(ToRank)
 
 
-def encode(word: FromRank | ToRank) -> bytes:
+def encode(word: Said | ToRank) -> bytes:
     """Bytes of one word."""
     return _encoder.encode(word)
 
 
-def decode_from_rank(frame: bytes) -> FromRank:
+def decode_from_rank(frame: bytes) -> Said:
     """The word that a rank said. Raises DecodeError for anything that is not one."""
     _check_size(frame)
     try:
-        word: FromRank = _from_rank.decode(frame)
+        word: Said = _from_rank.decode(frame)
     except (msgspec.DecodeError, RecursionError) as error:
         raise DecodeError(str(error)) from error
     problem = out_of_range(word)
@@ -255,19 +288,21 @@ def _check_size(frame: bytes) -> None:
         raise DecodeError(f"a frame of {len(frame)} bytes, more than {FRAME_BYTES_MAX}")
 
 
-def out_of_range(word: FromRank) -> str:
+def out_of_range(word: Said) -> str:
     """What is wrong with the numbers of a word, or ""."""
     if word.who.rank < 0 or word.who.generation < 0 or not 0 < word.who.pid <= NUMBER_MAX:
         return f"an identity out of range: {word.who}"
     if isinstance(word, Hello):
         if not word.who.rank < word.world_size <= WORLD_SIZE_MAX:
             return f"rank {word.who.rank} of a world of {word.world_size}"
-    elif word.round < 0:
+    elif not isinstance(word, Progress) and word.round < 0:
         return f"round {word.round}"
-    if isinstance(word, Ack | Arrived):
-        at = word.entered if isinstance(word, Ack) else word.at
+    if isinstance(word, Ack | Arrived | Progress):
+        at = word.at if isinstance(word, Arrived) else word.entered
         if not (0 <= at.n <= NUMBER_MAX and 0 <= at.k <= NUMBER_MAX):
             return f"a position out of range: {tuple(at)}"
+    if isinstance(word, Progress) and not (0 <= word.stood_ms <= NUMBER_MAX and 0 <= word.dump_signal <= SIGNAL_MAX):
+        return "a number out of range"
     if isinstance(word, Failed) and not -1 <= word.n <= NUMBER_MAX:
         return f"a step out of range: {word.n}"
     if isinstance(word, Saved):
@@ -279,6 +314,17 @@ def out_of_range(word: FromRank) -> str:
 
 
 # --- in the command's environment -------------------------------------------------------------------------------------
+
+PROGRESS = "CKPT_SUPERVISE_PROGRESS"
+"""How often ranks are to say where they are, in ms; 0 for never."""
+
+PROGRESS_MS_MAX = 5_000
+PROGRESS_MS_MIN = 200
+
+
+def progress_ms(hang_floor_ms: int | None) -> int:
+    """Every 5 s, and where --hang-floor is below 50 s ten times in that time; 0 for never, as nobody looks out for hangs."""
+    return 0 if hang_floor_ms is None else max(PROGRESS_MS_MIN, min(PROGRESS_MS_MAX, hang_floor_ms // 10))
 
 
 class Mpi(NamedTuple):

@@ -74,6 +74,7 @@ def _add_up(up: argparse.ArgumentParser) -> None:
     up.add_argument("--user-signal", action="store_true", help="preempt_send_user_signal")
     up.add_argument("--no-job-requeue", dest="job_requeue", action="store_false", help="JobRequeue=0")
     up.add_argument("--requeue-exit", type=int, metavar="N", help="RequeueExit")
+    up.add_argument("--extra", default=default.extra, metavar="LINES", help="more for slurm.conf: 'WaitTime=30;KillOnBadExit=1'")
     up.add_argument(
         "--no-backfill",
         dest="backfill",

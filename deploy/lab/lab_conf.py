@@ -41,6 +41,7 @@ class Lab:
     job_requeue: bool
     requeue_exit: int | None
     backfill: bool
+    extra: str = ""  # more lines of slurm.conf, apart by semicolons
 
     @property
     def nodes(self) -> list[str]:
@@ -150,6 +151,7 @@ def slurm_conf(lab: Lab) -> str:
     lines += _user_signal_lines(lab)
     if lab.requeue_exit is not None:
         lines.append(f"RequeueExit={lab.requeue_exit}")
+    lines += [line.strip() for line in lab.extra.split(";") if line.strip()]
     return "\n".join(lines + _node_lines(lab)) + "\n"
 
 

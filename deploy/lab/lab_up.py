@@ -46,6 +46,7 @@ class Wish:
     user_signal: bool = False
     job_requeue: bool = True
     requeue_exit: int | None = None
+    extra: str = ""
     backfill: bool = True
     cpus: int = 2
     chroot: str | None = None
@@ -92,6 +93,7 @@ def _define(wish: Wish, port_base: int) -> Lab:
         user_signal=wish.user_signal,
         job_requeue=wish.job_requeue,
         requeue_exit=wish.requeue_exit,
+        extra=wish.extra,
         backfill=wish.backfill,
     )
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 from ckpt_client import wire
 
-from ckpt_supervisor import children, emergency, errands, leftovers, stale, store
+from ckpt_supervisor import children, emergency, leftovers, policies, stale, store
 from ckpt_supervisor.below import Below
 from ckpt_supervisor.core import between, machine, notices, relay, tasks
 from ckpt_supervisor.core import commands as do
@@ -35,6 +35,7 @@ from ckpt_supervisor.meaning import meaning_of
 from ckpt_supervisor.resume_gate import NOTHING, Resume
 from ckpt_supervisor.signals import signal_name
 from ckpt_supervisor.stderr import progress, say
+from ckpt_supervisor.watching import Watching, watches_of
 
 if TYPE_CHECKING:  # Only a step of several tasks has these: see others_of.
     from ckpt_supervisor.others import Coordinating, Following
@@ -70,12 +71,13 @@ class Supervisor:
         self.journal = Journal(launch.options.dir / "journal", Who(job.name, job.attempt, job.step_id, launch.epoch, job.task))
         self.lines = Lines(self.journal, lanes)
         self.errands = Errands(launch, lanes, self.feed, self.lines.log)
-        self.policy = errands.policy_of(launch, can_look=self.errands.scontrol is not None)
+        self.policy = policies.policy_of(launch, can_look=self.errands.scontrol is not None)
         self.state, self.first = machine.start(self.policy, now_ms())
         self.coordinating, self.following = others_of(launch, self.lines)
         """Of a step of several tasks. While this one follows, `state` is idle; it is the heir's once the coordinator is lost."""
         self.poller = zmq.Poller()
         self.below = Below(launch, self.poller, self.feed, self.lines.log, now_ms())
+        self.watching = Watching(())
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -84,6 +86,8 @@ class Supervisor:
         self._begin()
         leftovers.tell(self.launch.leftovers, self.lines.log)
         stale.post(self.lanes, self.launch.env, self.lines.log)
+        ends = (self.coordinating, self.following)
+        self.watching = Watching(watches_of(self.launch, self.lanes, self.feed, self.lines.log, lambda: self.state, ends))
         store.load_readers()  # After the command's start, which would wait for it.
         while self.exit is None:
             self._send_out()
@@ -98,6 +102,7 @@ class Supervisor:
                 self.lanes.deliver()
             self.below.ended(ready)
             self._sweep()
+            self.watching.look(now_ms())
             if self.exit is None:
                 self.feed(ev.Tick(behind=self.coordinating is not None and self.coordinating.is_behind))
         return self._end()
@@ -186,7 +191,7 @@ class Supervisor:
             times += [relay.next_deadline(self.following.relay), self.following.reach_at_ms]
         if self.following is None or self.following.is_lost:
             times.append(machine.next_deadline(self.policy, self.state))
-        times += self.below.times_ms
+        times += [*self.below.times_ms, *self.watching.times_ms]
         soonest = min((time for time in times if time is not None), default=None)
         return -1 if soonest is None else max(0, soonest - now_ms())
 
@@ -210,6 +215,9 @@ class Supervisor:
             if isinstance(word, Garbage):
                 self.lines.garbage(word)
                 continue
+            self.watching.heard(word)
+            if isinstance(word, wire.Progress):
+                continue  # Not the machine's.
             said = word if self.following is None else self.following.stamped(word)
             self.feed(said)
             if isinstance(said, wire.Hello) and (self.following is not None or self.state.rank(said.who) is not None):
@@ -230,7 +238,7 @@ class Supervisor:
                 self.feed(told)
             self.following.reach(self.lanes, now_ms())
 
-    def _from_task(self, word: between.Up) -> None:
+    def _from_task(self, word: between.Report | between.Heard | between.Checked) -> None:
         match word:
             case between.Report():
                 for event in tasks.unfold(self.policy, self.state, word):
@@ -279,8 +287,8 @@ class Supervisor:
                 self.following.say(command)
             case do.TakeOver(reason=reason):
                 self._take_over(reason)
-            case do.StartCommand(restart=restart):
-                self._restart(restart)
+            case do.StartCommand(restart=restart, after_ms=after_ms):
+                self._restart(restart, after_ms)
             case do.AskCommand():
                 self.below.ask_command()
             case do.EndCommand():
@@ -299,7 +307,16 @@ class Supervisor:
                 if self.below.handover is not None:
                     self.errands.mark()
                     self.below.handover.ask(now_ms())
-            case do.LookUp() | do.Commit() | do.DropPartial() | do.Prune() | do.Adopt() | do.Meet() | do.CallRequeue():
+            case (
+                do.LookUp()
+                | do.Commit()
+                | do.DropPartial()
+                | do.Prune()
+                | do.Adopt()
+                | do.Meet()
+                | do.CallRequeue()
+                | do.Resubmit()
+            ):
                 self.errands.carry_out(command, self._protected())
 
     def _send_out(self) -> None:
@@ -345,7 +362,7 @@ class Supervisor:
             if resume.path:
                 self._carry_out(do.Prune())  # For the last round of the attempt before: in its grace there was no time.
 
-    def _restart(self, restart: int) -> None:
+    def _restart(self, restart: int, after_ms: int) -> None:
         """Start again in place from the newest intact checkpoint."""
 
         def chosen(resume: Resume) -> None:
@@ -360,7 +377,7 @@ class Supervisor:
         following = self.following
         if following is None:
             self.lines.write()  # The gate reads there how the command has ended.
-            self.below.end_for_restart(lambda: self.errands.choose(None, chosen))
+            self.below.end_for_restart(lambda: self.errands.choose(None, chosen, after_ms))
             return
         self.below.end_before_start()  # A relay starts the next one when the last one has ended.
         self._started(*self.launch.start_command(following.resume.path, restart), following.resume, restart)
@@ -399,7 +416,7 @@ class Supervisor:
         if line and (code != 0 or self.state.notice is not None):
             say(line)  # First: what comes now may take its time, and the step's output may be cut off.
         self.below.finish(self._ask_ms())
-        self.errands.end()
+        self.errands.end(own_end=code == 0 and self.state.notice is None, step=self.state.committed_step)
         if self.coordinating is not None:
             self.coordinating.part(self.policy, self.state, code, now_ms())
         if self.following is not None:

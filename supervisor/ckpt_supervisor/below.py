@@ -21,6 +21,7 @@ from ckpt_supervisor.core import events as ev
 from ckpt_supervisor.core.describe import Entry
 from ckpt_supervisor.handover import Handover
 from ckpt_supervisor.launch import Launch
+from ckpt_supervisor.oom_kills import Kills
 from ckpt_supervisor.segments import Segment, segments_of
 from ckpt_supervisor.shield import Shield
 from ckpt_supervisor.signals import signal_name
@@ -78,6 +79,9 @@ class Below:
         # Where SIGTERM is not blocked below us nothing holds a termination up; one that is pending is the program's own affair.
         self._shield = None if number == signal.SIGTERM else Shield(self._below_guard)
         self.handover = None if number is None else Handover(number, launch.claims)
+        self._kills = Kills()
+        self._has_ended = False
+        """We have sent SIGKILL to what runs."""
         self._signalled = False
         self._pressed_ms = -1
         self._sweep_at_ms = now_ms + FIRST_SWEEP_MS
@@ -86,7 +90,8 @@ class Below:
         """The command runs."""
         self._let_go()
         self.child = self._held = child
-        self._is_woken = False
+        self._is_woken = self._has_ended = False
+        self._kills.mark()
         self._poller.register(child.fileno(), zmq.POLLIN)
         self._end_fd = children.pidfd(child.pid)
         if self._end_fd is not None:
@@ -194,7 +199,8 @@ class Below:
             held = self._held
         self.reap()
         self._orphaned = None
-        self._feed(ev.CommandExited(max((self._codes[pid] for pid in self._ended_pids if pid in self._codes), default=code)))
+        code = max((self._codes[pid] for pid in self._ended_pids if pid in self._codes), default=code)
+        self._feed(ev.CommandExited(code, why=self._why(code)))
 
     def _command_ended(self, code: int, child: children.Child) -> None:
         """A shell between that clears its signal mask (dash) dies of Slurm's broadcast: then it is over when its ranks are."""
@@ -210,7 +216,11 @@ class Below:
             self._orphaned = code
             self._codes.clear()
         else:
-            self._feed(ev.CommandExited(code, pid=child.pid))
+            self._feed(ev.CommandExited(code, pid=child.pid, why=self._why(code)))
+
+    def _why(self, code: int) -> str:
+        """What the kernel knows of it beyond the status."""
+        return self._kills.why(code, "step" if self._launch.job.slurm is not None else "run", is_killed=self._has_ended)
 
     def reap(self) -> None:
         """Collect orphans, if the guard is gone or has never been there."""
@@ -291,6 +301,7 @@ class Below:
     def end(self) -> None:
         """End every process below us, but not a scontrol that is just at work for us, nor the guard."""
         self._segments |= segments_of(ending.alive(self._launch.claims))
+        self._has_ended = True
         killed = ending.kill(self._launch.claims)
         if killed:
             self._log(Entry("killed", "info", {"pids": killed}))

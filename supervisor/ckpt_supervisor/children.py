@@ -191,10 +191,11 @@ def start(
 
     `own_group` gives it a process group of its own, so that ctrl-C reaches the supervisor only. Not under Slurm: proctrack/pgid
     ends a step by its process group and would miss it. And not when stdin is our terminal: a background group is stopped when it
-    reads from it. There SIGINT and SIGHUP, which the terminal sends to the whole group, are blocked in the command as well.
+    reads from it. There SIGINT and SIGHUP, which the terminal sends to the whole group, are blocked in the command as well; also
+    under Slurm, in a shell that somebody has on a node (`srun --pty bash`).
     `files_max`: RLIMIT_NOFILE as it was before this process has raised its own. `score`: its oom_score_adj, "" for ours.
     """
-    shares_terminal = own_group and _stdin_is_our_terminal()
+    shares_terminal = _stdin_is_our_terminal()
     shielded = {*blocked, *(_TERMINAL_SIGNALS if shares_terminal else ())}
     manner = Manner(shielded, own_group and not shares_terminal, files_max, score)
     problem: OSError | ValueError = OSError(0, "")

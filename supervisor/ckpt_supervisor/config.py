@@ -14,17 +14,19 @@ import re
 import stat
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from ckpt_supervisor import config_text as as_
-from ckpt_supervisor.config_text import Lead, Requeue
+from ckpt_supervisor.config_specs import SPECS
+from ckpt_supervisor.config_text import Every, Lead, Requeue
 
 ENV_PREFIX = "CKPT_SUPERVISE_"
 
-INHERITED = frozenset({"SOCKET", "RESUME_FROM", "PID", "PIDNS", "RESTART", "SHIELD", "MPI", "STATE", "TAG"})
-"""Variables that ckpt-supervise sets for its command, or that are not options; a supervisor below another one meets them."""
+INHERITED = frozenset({"SOCKET", "RESUME_FROM", "PID", "PIDNS", "RESTART", "SHIELD", "MPI", "STATE", "TAG", "JOB", "REASON"})
+"""Variables that ckpt-supervise sets for its commands, or that are not options; a supervisor below another one meets them, and
+one in a job that --resubmit has submitted."""
 
 CONFIG_BYTES_MAX = 1_000_000
 
@@ -38,14 +40,24 @@ class Options:
 
     dir: Path
     every_steps: int
-    every_ms: int | None
+    every: Every
+    mtbi_ms: int
     keep: int
     keep_every: int
     resume_arg: str
     notice_signals: tuple[int, ...]
     save_signals: tuple[int, ...]
     lead: Lead
+    linger: bool
     requeue: Requeue
+    resubmit: str
+    max_timeouts: int | None
+    max_crashes: int
+    max_stalled: int | None
+    on_hang: Literal["warn", "restart", "requeue"]
+    hang_floor_ms: int | None
+    memory_warn: int | None
+    train_again: bool
     verify: Literal["full", "structure", "readback"]
     restarts: int
     grace_ms: int
@@ -63,6 +75,11 @@ class Options:
     command: tuple[str, ...] = ()
 
     @property
+    def every_ms(self) -> int | None:
+        """The interval that was given; None without one, and with --every auto."""
+        return self.every.ms
+
+    @property
     def verify_mode(self) -> Literal["full", "structure"]:
         """How much is read, wherever it comes from."""
         return "structure" if self.verify == "structure" else "full"
@@ -75,60 +92,6 @@ class UsageError(Exception):
         super().__init__("\n".join(problems))
         self.problems = tuple(problems)
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Spec:
-    """One option: how it is written, what it means, and how its text is read."""
-
-    name: str
-    metavar: str
-    default: str
-    read: Callable[[str], Any]
-    help: str
-    is_flag: bool = False
-
-
-SPECS: tuple[_Spec, ...] = (
-    _Spec("dir", "DIR", "checkpoints", as_.path, "directory of the checkpoints, shared by all nodes"),
-    _Spec("every-steps", "N", "0", as_.count(0), "save whenever the number of finished steps is a multiple of N (0: off)"),
-    _Spec("every", "TIME", "off", as_.optional(as_.positive_ms, "off"), "save this often, e.g. 10m (off: never)"),
-    _Spec("keep", "N", "3", as_.keep, "checkpoints to keep; the newest intact one always stays"),
-    _Spec("keep-every", "STEPS", "0", as_.count(0), "never remove checkpoints of steps that are a multiple of this (0: off)"),
-    _Spec("resume-arg", "ARG", "", as_.any_text, "append ARG and the checkpoint's path to the command when there is one"),
-    _Spec("notice-signal", "NAMES", "USR1", as_.signals, "signals that mean: save and leave (TERM and INT always do)"),
-    _Spec("save-signal", "NAMES", "USR2", as_.save_signals, "signals that mean: save and go on"),
-    _Spec("lead", "TIME", "auto", as_.lead, "begin the last save this long before the job's end: auto, 90s, off"),
-    _Spec("requeue", "HOW", "auto", as_.requeue, "auto: scontrol requeue; never; exit:N: leave with N (RequeueExit)"),
-    _Spec(
-        "verify",
-        "HOW",
-        "full",
-        as_.verify,
-        "check before a commit: full (every byte), structure (sizes and headers), or readback (every byte, from the disk)",
-    ),
-    _Spec("restarts", "N", "0", as_.count(0), "start the command again in place this often when it fails by itself"),
-    _Spec("grace", "TIME", "30s", as_.positive_ms, "without Slurm: time from the signal to the kill"),
-    _Spec(
-        "kill-wait", "TIME", "auto", as_.optional(as_.positive_ms, "auto"), "Slurm's KillWait if it cannot be asked (else 30s)"
-    ),
-    _Spec("save-timeout", "TIME", "15m", as_.positive_ms, "give up a save that holds training longer than this"),
-    _Spec("leave-timeout", "TIME", "auto", as_.optional(as_.positive_ms, "auto"), "time for training to end after the commit"),
-    _Spec("notice-horizon", "TIME", "10m", as_.positive_ms, "a notice signal this far before the job's end saves, and goes on"),
-    _Spec("adopt", "PATTERNS", "", as_.patterns, "the command saves by itself: what it writes, e.g. 'step_*.pt' (in DIR)"),
-    _Spec("pass-signal", "NAME", "", as_.pass_signal, "the command saves at this signal: hand it on, adopt what it writes"),
-    _Spec("interface", "NAME", "", as_.any_text, "network interface, or address, where task 0 listens for the other tasks"),
-    _Spec("join-timeout", "TIME", "5m", as_.positive_ms, "how long the other tasks look for task 0's supervisor"),
-    _Spec("continues", "JOB", "", as_.any_text, "this job takes the directory over from that one, even if that is still alive"),
-    _Spec("resume-tries", "N", "3", as_.count(0), "failures right after resuming until the one before is tried (0: never)"),
-    _Spec(
-        "allow-restart-from-scratch",
-        "",
-        "no",
-        as_.yes_no,
-        "start from scratch although there are checkpoints and all of them are damaged",
-        is_flag=True,
-    ),
-)
 
 EPILOG = """\
 examples:
@@ -195,17 +158,31 @@ def read_options(argv: Sequence[str], env: Mapping[str, str]) -> Options:
         problems.append("--pass-signal and --save-signal name the same signal: give each one of its own")
     if problems:
         raise UsageError(problems)
+    return _made(values, command)
+
+
+def _made(values: Mapping[str, Any], command: Sequence[str]) -> Options:
     return Options(
         dir=values["dir"].absolute(),
         every_steps=values["every-steps"],
-        every_ms=values["every"],
+        every=values["every"],
+        mtbi_ms=values["mtbi"],
         keep=values["keep"],
         keep_every=values["keep-every"],
         resume_arg=values["resume-arg"],
         notice_signals=values["notice-signal"],
         save_signals=values["save-signal"],
         lead=values["lead"],
+        linger=values["linger"],
         requeue=values["requeue"],
+        resubmit=values["resubmit"],
+        max_timeouts=values["max-timeouts"],
+        max_crashes=values["max-crashes"],
+        max_stalled=values["max-stalled"],
+        on_hang=values["on-hang"],
+        hang_floor_ms=values["hang-floor"],
+        memory_warn=values["memory-warn"],
+        train_again=values["train-again"],
         verify=values["verify"],
         restarts=values["restarts"],
         grace_ms=values["grace"],

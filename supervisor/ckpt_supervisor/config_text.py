@@ -33,6 +33,14 @@ class Lead:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Every:
+    """How often to save by time. `auto`: by what a save costs and how often the run is interrupted (core/interval.py)."""
+
+    auto: bool
+    ms: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Requeue:
     """Who has the job requeued: we by an explicit call, nobody, or Slurm by an exit status (RequeueExit)."""
 
@@ -141,6 +149,35 @@ def lead(text: str) -> Lead:
     if text == "off":
         return Lead(auto=False, ms=None)
     return Lead(auto=False, ms=duration_ms(text))
+
+
+def every(text: str) -> Every:
+    """`auto`, `off`, or a time."""
+    if text == "auto":
+        return Every(auto=True, ms=None)
+    return Every(auto=False, ms=None if text == "off" else positive_ms(text))
+
+
+def limit(text: str) -> int | None:
+    """How often something may happen: a whole number, or `unlimited` (None)."""
+    return None if text == "unlimited" else count(0)(text)
+
+
+def percent(text: str) -> int | None:
+    """A whole percentage from 1 to 100, with or without its sign; `off` for none."""
+    if text == "off":
+        return None
+    value = count(1)(text.removesuffix("%"))
+    if value > 100:
+        raise ValueError(f"{text!r} is more than 100")
+    return value
+
+
+def on_hang(text: str) -> str:
+    """`warn`, `restart` or `requeue`."""
+    if text not in ("warn", "restart", "requeue"):
+        raise ValueError(f"{text!r} is none of warn, restart, requeue")
+    return text
 
 
 def requeue(text: str) -> Requeue:

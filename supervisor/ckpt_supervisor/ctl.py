@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckpt_supervisor import ctl_change, ctl_look, ctl_repair
+from ckpt_supervisor import ctl_change, ctl_control, ctl_doctor, ctl_drill, ctl_look, ctl_repair
 from ckpt_supervisor.ctl_words import (
     EXIT_INTERRUPTED,
     EXIT_NOT_FOUND,
@@ -27,6 +27,7 @@ from ckpt_supervisor.ctl_words import (
     could_not_look,
     out,
 )
+from ckpt_supervisor.store import parse_step
 
 FOLLOW_S = 0.5
 """`log --follow` looks for new lines this often."""
@@ -57,6 +58,10 @@ examples:
   ckptctl repair --dry-run                    what is out of order
   ckptctl log --since 2h --event commit       what was committed in the last two hours
   ckptctl log --follow                        watch
+  ckptctl doctor --script job.sh               what is wrong with it, before it is submitted
+  ckptctl drill -- python train.py            rehearse every kind of interruption, without Slurm
+  ckptctl status 4711                         what a job does, its attempts, its newest checkpoint
+  ckptctl save 4711 --wait                    have it save now, and wait for the commit
 """
 
 
@@ -64,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; its exit status."""
     environ = os.environ
     arguments = _parser().parse_args(argv)
+    arguments.environ, arguments.asked_dir = environ, arguments.dir
     arguments.dir = Path(arguments.dir or environ.get("CKPT_SUPERVISE_DIR") or "checkpoints")
     arguments.colour = not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
     problem = _take_retention(arguments, environ.get("CKPT_SUPERVISE_KEEP", ""), environ.get("CKPT_SUPERVISE_KEEP_EVERY", ""))
@@ -104,6 +110,14 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _step(text: str) -> int:
+    """1200 or step-000001200."""
+    step = parse_step(text)
+    if step is None and not (text.isascii() and text.isdecimal() and len(text) <= 18):
+        raise argparse.ArgumentTypeError(f"{text!r} is no step (1200, step-000001200)")
+    return int(text) if step is None else step
+
+
 def _threads(text: str) -> int:
     return min(THREADS_MAX, _count(text))
 
@@ -134,6 +148,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_looking(kinds, shared)
     _add_changing(kinds, shared)
     _add_log(kinds, common)
+    ctl_drill.add(kinds, common)
+    ctl_control.add_control(kinds, common)
+    ctl_doctor.add_doctor(kinds, common)
     return made
 
 
@@ -149,7 +166,7 @@ class _Shared(NamedTuple):
 def _add_looking(kinds: Any, shared: _Shared) -> None:
     common, every, reading, _ = shared
     ls = kinds.add_parser("ls", parents=[common, every], help="list the checkpoints, newest first; looks at names and sizes only")
-    ls.add_argument("--all", action="store_true", help="also what was put aside as damaged, partials and trash")
+    ls.add_argument("--all", action="store_true", help="also what was put aside, partials and trash")
     ls.set_defaults(run=ctl_look.ls)
     latest = kinds.add_parser("latest", parents=[common, reading], help="print the path of the newest intact checkpoint")
     latest.add_argument("--quick", action="store_true", help="look at sizes and structure only")
@@ -182,6 +199,8 @@ def _add_changing(kinds: Any, shared: _Shared) -> None:
     repair = kinds.add_parser("repair", parents=[common, reading, changing], help=what)
     foreign = "also put aside what has no usable manifest or holds files that it does not list"
     repair.add_argument("--quarantine-foreign", action="store_true", help=foreign)
+    back = "only this: give a checkpoint that was set aside its name back"
+    repair.add_argument("--restore", type=_step, metavar="STEP", help=back)
     repair.set_defaults(run=ctl_repair.repair)
 
 

@@ -92,13 +92,14 @@ def rows_of(root: Path, candidates: Sequence[store.Candidate], every_steps: int)
 
 
 def _row_beside(leftover: store.Leftover) -> view.Row:
-    manifest, problem = store.glance(leftover.path) if leftover.kind == "damaged" else (None, None)
+    manifest, problem = store.glance(leftover.path) if leftover.kind in ("damaged", "failed") else (None, None)
     size = None if manifest is not None else store.tree_bytes(leftover.path)
     return view.Row(leftover.kind, leftover.step, str(leftover.path), manifest, problem, leftover.epoch, size)
 
 
 def _beside_in_words(beside: Sequence[store.Leftover]) -> str:
-    kinds = (("damaged", "put aside as damaged"), ("partial", "partial"), ("trash", "on the way out"))
+    aside = (("damaged", "put aside as damaged"), ("failed", "set aside as training fails from it"))
+    kinds = (*aside, ("partial", "partial"), ("trash", "on the way out"))
     counts = ((sum(one.kind == kind for one in beside), word) for kind, word in kinds)
     told = ", ".join(f"{count} {word}" for count, word in counts if count)
     return f" ({told}: see --all)" if told else ""
@@ -205,7 +206,7 @@ def _verify_one(path: Path, which: str, arguments: argparse.Namespace, stop: Int
 
 def is_ours(path: Path) -> bool:
     """Whether a manifest of ours has to speak for this, or there is nothing at all."""
-    if store.parse_step(path.name) is not None or store.parse_damaged(path.name) is not None:
+    if any(parse(path.name) is not None for parse in (store.parse_step, store.parse_damaged, store.parse_failed)):
         return True
     try:
         return is_there(path / store.MANIFEST) or not is_there(path)

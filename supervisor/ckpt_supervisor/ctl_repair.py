@@ -38,6 +38,8 @@ def repair(arguments: argparse.Namespace) -> int:
     held = may_change(arguments, "repaired")
     if isinstance(held, int):
         return held
+    if arguments.restore is not None:
+        return _restore(arguments, held)
     root: Path = arguments.dir
     with interruptible() as stop:
         try:
@@ -144,6 +146,9 @@ def _sweep(told: _Told, root: Path, leftover: store.Leftover, held: store.Held) 
     if leftover.kind == "damaged":
         told.tell(name, "fine", "put aside before; nobody deletes it but you")
         return
+    if leftover.kind == "failed":
+        told.tell(name, "fine", f"set aside, as training failed from it; back by: ckptctl repair --restore {leftover.step}")
+        return
     why_open = held.why_open(leftover.epoch) if leftover.kind == "partial" else ""
     if why_open:
         told.tell(name, "left", why_open)
@@ -154,3 +159,37 @@ def _sweep(told: _Told, root: Path, leftover: store.Leftover, held: store.Held) 
     else:
         left_by = "a start that is over" if leftover.kind == "partial" else "an interrupted removal"
         told.tell(name, "removed", f"left by {left_by}")
+
+
+def _restore(arguments: argparse.Namespace, held: store.Held) -> int:
+    """Give a checkpoint that was set aside its name back. It is read in full first: it may have been damaged since."""
+    root, step, told = arguments.dir, arguments.restore, _Told(arguments)
+    try:
+        one = next((one for one in store.all_set_aside(root) if one.step == step), None)
+        if one is None:
+            complain(f"no checkpoint of step {step} was set aside in {root} (ckptctl ls --all)")
+            return EXIT_NOT_FOUND
+        bar = bar_of(one.path.name)
+        with interruptible() as stop:
+            report = store.verify_checkpoint(one.path, "full", arguments.threads, bar, stop)
+            bar.clear()
+            if stop.is_set():
+                return EXIT_INTERRUPTED
+        name, why = one.path.name, "" if one.why is None else one.why.text
+        problem = store.taken_since(root, held)
+        if report.verdict is not store.Verdict.INTACT:
+            status = EXIT_UNKNOWN if report.verdict is store.Verdict.UNKNOWN else EXIT_NOT_FOUND
+            told.tell(name, "left", f"{report.verdict.value}: {report.reason}", status=status)
+        elif problem:
+            told.tell(name, "failed", problem, status=EXIT_NOT_FOUND)
+        elif told.dry_run:
+            told.tell(name, "renamed", why, store.step_name(step))
+        else:
+            told.tell(name, "renamed", why, store.give_back(one).name)
+            latest = store.update_latest(root)
+            if latest:
+                told.tell(store.LATEST, "failed", latest, status=EXIT_NOT_FOUND)
+    except OSError as error:
+        complain(f"step {step} was not restored: {error.strerror or error}")
+        return EXIT_NOT_FOUND if isinstance(error, FileExistsError) else EXIT_UNKNOWN
+    return told.status

@@ -126,6 +126,7 @@ def commit(directory: Path, job: Job, epoch: int, command: Commit, entries: Entr
         cause=command.cause,
         created_at=created_at,
         verified="full" if command.verified == "full" else "structure",
+        save_ms=max(0, command.save_ms),
         files=entries,
     )
     outcome = store.commit(directory, command.partial, manifest)

@@ -1,8 +1,9 @@
 """What earlier starts in a checkpoint directory came to, as their journals tell it.
 
-Owns the reading of old journals for decisions at a start: what kept the attempt before from saving, and from which checkpoints
-training failed without getting any further. Must not decide anything. Reads the head and the tail of the newest few journals of
-task 0; a journal that cannot be read says nothing, and what is not written down did not happen as far as this module knows.
+Owns the reading of old journals for decisions: what kept the attempt before from saving, and from which checkpoints training
+failed without getting any further (history.py asks more of them). Must not decide anything. Reads the head and the tail of the
+newest few journals of task 0; a journal that cannot be read says nothing, and what is not written down did not happen as far as
+this module knows.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def last_failure(directory: Path, job: str, epoch: int) -> str:
 
     A save that needs more time than a notice gives is told at the next start, with both numbers, not only in an unread log.
     """
-    path = next((path for number, name, path in _journals(directory) if number < epoch and name == job), None)
+    path = next((path for number, name, path in journals(directory) if number < epoch and name == job), None)
     if path is None:
         return ""
     notice, had, failure, began_ms = "", "", "", None
@@ -99,24 +100,27 @@ def last_failure(directory: Path, job: str, epoch: int) -> str:
 def starts(directory: Path, epoch: int) -> Iterator[Start]:
     """The starts of the command in this directory up to this epoch, its own earlier ones too, newest first; read as needed."""
     looked = 0
-    for number, _, path in _journals(directory):
+    for number, _, path in journals(directory):
         if number > epoch:
             continue
         if looked >= STARTS_BACK_MAX:
             return
         looked += 1
         try:
-            lines, is_whole = _lines(path)
+            lines, is_whole = read(path)
         except OSError:
             continue
         yield from reversed(_starts(lines, number, is_whole))
 
 
-def failed_from(earlier: Iterable[Start], epoch: int, step: int, tries: int) -> tuple[Start, ...]:
-    """The last starts that resumed from this checkpoint, newest first, if so many in a row failed without getting any further."""
+def failed_from(earlier: Iterable[Start], epoch: int, step: int, tries: int, answered: int = -1) -> tuple[Start, ...]:
+    """The last starts that resumed from this checkpoint, newest first, if so many in a row failed without getting any further.
+
+    `answered`: failures up to this epoch do not count; the checkpoint was set aside for them, and somebody has put it back.
+    """
     failed: list[Start] = []
     for start in earlier:
-        if step in start.committed:
+        if step in start.committed or start.epoch <= answered:
             break
         if start.resume_step != step:
             continue
@@ -130,7 +134,7 @@ def failed_from(earlier: Iterable[Start], epoch: int, step: int, tries: int) -> 
     return ()
 
 
-def _journals(directory: Path) -> list[tuple[int, str, Path]]:
+def journals(directory: Path) -> list[tuple[int, str, Path]]:
     """Task 0's journals as (epoch, job, path), newest epoch first: the other tasks' decide nothing."""
     found = []
     try:
@@ -150,8 +154,8 @@ def _tail(path: Path) -> list[dict[str, Any]]:
         return list(_decoded(file.read(TAIL_BYTES)))
 
 
-def _lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """Head and tail of a journal, and whether that is all of it."""
+def read(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    """Head and tail of a journal, and whether that is all of it. Raises OSError."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         head = file.read(HEAD_BYTES)

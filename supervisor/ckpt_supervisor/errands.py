@@ -13,20 +13,20 @@ from datetime import datetime, timezone
 from typing import Any
 
 from ckpt_supervisor import adoption as adopting
-from ckpt_supervisor import disk, earlier, resume_gate, startup, upkeep
+from ckpt_supervisor import disk, earlier, resume_gate, upkeep
 from ckpt_supervisor.calm import Calm
 from ckpt_supervisor.core import commands as do
 from ckpt_supervisor.core import events as ev
 from ckpt_supervisor.core.between import CheckedFile
 from ckpt_supervisor.core.describe import Entry
-from ckpt_supervisor.core.policy import NOT_LOOKED, Policy
+from ckpt_supervisor.core.history import History
 from ckpt_supervisor.core.views import JobView, NoView
+from ckpt_supervisor.doctor.at_start import Short
 from ckpt_supervisor.lanes import Broken, Lanes
 from ckpt_supervisor.launch import Launch
 from ckpt_supervisor.meeting import Meeting, state_directory
 from ckpt_supervisor.meeting import Verdict as MeetVerdict
 from ckpt_supervisor.resume_gate import Resume
-from ckpt_supervisor.signals import signal_name
 from ckpt_supervisor.slurm import Scontrol
 from ckpt_supervisor.stderr import say
 from ckpt_supervisor.store import FileEntry
@@ -36,55 +36,9 @@ LOOK_TIMEOUT_S = 12.0
 REQUEUE_TIMEOUT_S = 15.0
 CONFIG_TIMEOUT_S = 10.0
 
-KILL_WAIT_MS = 30_000
-"""Slurm's default KillWait, until Slurm has been asked."""
+LANES = ("slurm", "requeue", "store", "prune", "drop", "journal", "meeting", "watch")
 
-NODE_TURN_MS = 1_000
-LOCAL_TURN_MS = 300
-"""How much later each node's supervisors ask Slurm when the coordinator is lost, and each one of a node: a call takes 0.1 s."""
-
-LANES = ("slurm", "requeue", "store", "prune", "drop", "journal", "meeting")
-
-Errand = do.LookUp | do.Verify | do.Commit | do.DropPartial | do.Prune | do.Adopt | do.Meet | do.CallRequeue
-
-
-def policy_of(launch: Launch, can_look: bool) -> Policy:
-    """The options as the machine wants them."""
-    options = launch.options
-    return Policy(
-        directory=str(options.dir),
-        epoch=launch.epoch,
-        slurm=launch.job.slurm is not None,
-        can_look=can_look,
-        requeue=options.requeue.how,
-        requeue_exit=options.requeue.code,
-        start_restarts=launch.job.attempt,
-        kill_wait_ms=options.kill_wait_ms or KILL_WAIT_MS,
-        grace_ms=options.grace_ms,
-        every_steps=options.every_steps,
-        every_ms=options.every_ms,
-        save_timeout_ms=options.save_timeout_ms,
-        leave_timeout_ms=options.leave_timeout_ms,
-        tasks=1 if launch.joined is not None else launch.job.tasks,
-        join_ms=options.join_timeout_ms,
-        turn_ms=_turn_ms(launch),
-        lead_ms=options.lead.ms,
-        lead_auto=options.lead.auto,
-        notice_horizon_ms=options.notice_horizon_ms,
-        verify_full=options.verify_mode == "full",
-        adopts=bool(options.adopt),
-        passes="" if options.pass_signal is None else signal_name(options.pass_signal),
-        restarts=options.restarts,
-        resume_step=-1 if launch.started is not None or launch.joined is not None else NOT_LOOKED,
-    )
-
-
-def _turn_ms(launch: Launch) -> int | None:
-    """By node first: when a node is lost with all of its tasks, the first of the next one must not wait for each of them."""
-    slurm = launch.job.slurm
-    if slurm is None or not (slurm.nodeid or slurm.localid):
-        return None
-    return slurm.nodeid * NODE_TURN_MS + slurm.localid * LOCAL_TURN_MS
+Errand = do.LookUp | do.Verify | do.Commit | do.DropPartial | do.Prune | do.Adopt | do.Meet | do.CallRequeue | do.Resubmit
 
 
 class Errands:
@@ -108,17 +62,19 @@ class Errands:
         self._has_chosen = launch.started is not None
         job = launch.job
         self.scontrol = Scontrol.locate(job.slurm, launch.env, launch.claims) if job.slurm is not None else None
+        self._short = Short(launch, lanes, log, self.scontrol)
         self._meeting = Meeting(state_directory(launch.env), job.name, job.step_id, job.attempt, str(launch.options.dir))
 
     def begin(self, kill_wait: Callable[[int], None]) -> None:
         """What is done once at the start, beside everything else."""
         epoch, options, name = self._launch.epoch, self._launch.options, self._launch.job.name
-        self.warn(startup.warnings(self._launch.job, self.scontrol is not None, options.lead.ms is not None, options.command))
+        self._short.begin()
         for line in self._launch.taken_over:
             say(line)
             self._log(Entry("taken_over", "info", {"text": line}))
         before = lambda: earlier.last_failure(options.dir, name, epoch)  # noqa: E731
         self._lanes.post("prune", "reading the journal before", before, self._failed_before)
+        self._lanes.post("prune", "reading what earlier attempts came to", self._recall, self._recalled)
         if self._launch.started is not None:
             self._sweep()
         if self._launch.job.slurm is not None:
@@ -137,12 +93,17 @@ class Errands:
 
             self._lanes.post("slurm", "asking KillWait", lambda: scontrol.kill_wait(CONFIG_TIMEOUT_S), found)
 
-    def end(self) -> None:
-        """This step is over."""
+    def end(self, own_end: bool, step: int) -> None:
+        """This step is over. `own_end`: training came to its end by itself, with nobody asking it to."""
+        from ckpt_supervisor import finished
+
+        launch, post = self._launch, self._lanes.post
+        noting = lambda work: post("journal", "noting the end", work, _ignore)  # noqa: E731 - the lane that _flush waits for
+        finished.note(noting, launch.options, launch.job, launch.epoch, step if own_end else None)
         if self._launch.job.slurm is not None and self._launch.joined is None:
             self._lanes.post("meeting", "withdrawing", self._meeting.withdraw, _ignore)
 
-    def choose(self, progress: Callable[[int, int], None] | None, then: Callable[[Resume], None]) -> None:
+    def choose(self, progress: Callable[[int, int], None] | None, then: Callable[[Resume], None], after_ms: int = 0) -> None:
         """Look for what the next start resumes from; what was passed over is told."""
         options, job, epoch = self._launch.options, self._launch.job.name, self._launch.epoch
 
@@ -167,7 +128,10 @@ class Errands:
         self._adopt_first()
 
         def look(_: Any) -> None:
-            work = lambda: resume_gate.choose(options, job, epoch, progress)  # noqa: E731
+            def work() -> Resume:
+                threading.Event().wait(after_ms / 1_000)  # What made it fail may pass.
+                return resume_gate.choose(options, job, epoch, progress)
+
             self._lanes.post("store", "choosing a checkpoint", work, chosen)
 
         if self._has_chosen:
@@ -206,6 +170,8 @@ class Errands:
                 self._lanes.post("meeting", "meeting the other steps", self._meeting.meet, self._met)
             case do.CallRequeue():
                 self._requeue()
+            case do.Resubmit(reason=reason):
+                self._resubmit(reason)
 
     def warn(self, lines: list[str]) -> None:
         """Tell the user and the journal."""
@@ -223,7 +189,7 @@ class Errands:
             if isinstance(view, Broken):
                 view = NoView(f"{view.what}: {view.error}", definite=False)
             if why == "start" and isinstance(view, JobView):
-                self.warn(startup.job_warnings(view.requeue, view.batch, self._launch.options.requeue.how == "auto"))
+                self._short.looked(view)
             self._feed(ev.Looked(view, why))
 
         def look() -> JobView | NoView:
@@ -246,6 +212,21 @@ class Errands:
 
         # Not in the lane of the looks: while this call hangs with its answer lost, a look tells that it was accepted.
         self._lanes.post("requeue", "requeue", lambda: scontrol.requeue(REQUEUE_TIMEOUT_S), returned)
+
+    def _resubmit(self, reason: str) -> None:
+        """The owner's own way of bringing the job back."""
+        launch = self._launch
+
+        def over(answer: Any) -> None:
+            accepted, said = (False, f"{answer.what}: {answer.error}") if isinstance(answer, Broken) else answer
+            self._feed(ev.Resubmitted(accepted, said))
+
+        def run() -> tuple[bool, str]:
+            from ckpt_supervisor import resubmit
+
+            return resubmit.run(launch, reason)
+
+        self._lanes.post("requeue", "--resubmit", run, over)
 
     def _verify(self, command: do.Verify) -> None:
         mode = "full" if command.full else "structure"
@@ -347,6 +328,18 @@ class Errands:
     def _failed_before(self, text: Any) -> None:
         if text and not isinstance(text, Broken):
             self.warn([text])
+
+    def _recall(self) -> History:
+        from ckpt_supervisor import history
+
+        return history.read(self._launch.options.dir, self._launch.job.name, self._launch.epoch)
+
+    def _recalled(self, found: Any) -> None:
+        self._short.recalled(() if isinstance(found, Broken) else found.saves_ms)
+        if isinstance(found, Broken):
+            self._log(Entry("warning", "warning", {"text": f"{found.what}: {found.error}"}))
+        else:
+            self._feed(ev.Recalled(found))
 
     def _announced(self, problem: Any) -> None:
         if problem:

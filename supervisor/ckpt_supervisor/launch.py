@@ -36,6 +36,10 @@ EXIT_USAGE = 2
 EXIT_STALE = 76
 """As in core/policy.py, which is not imported before the command runs."""
 
+EXIT_DONE = 0
+DONE = "done.json"
+"""As in finished.py, which is imported only where there is one."""
+
 Started = children.Child | children.NotStarted
 
 
@@ -86,6 +90,7 @@ class Launch:
             "CKPT_SUPERVISE_RESTART": str(restart),
             "CKPT_SUPERVISE_TAG": self.tag,
             wire.MPI_FOUND: wire.mpi_found(self.env),
+            wire.PROGRESS: str(wire.progress_ms(self.options.hang_floor_ms)),
         }
         blocked = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, *self.options.notice_signals, *self.options.save_signals}
         if self.options.pass_signal is not None:
@@ -192,6 +197,11 @@ def _prepared(
         except joining.Concluded as error:
             raise _Unfit(str(error), error.code) from error
         return Launch(options, env, job, joined.epoch, inbox, transport, claims, early, joined=joined, files_max=files_max)
+    if os.path.lexists(options.dir / DONE):
+        from ckpt_supervisor import finished
+
+        if word := finished.word(options, job):
+            raise _Unfit(word, EXIT_DONE)
     # The other tasks need nothing of it before their command runs.
     from ckpt_supervisor.holding import Asking
     from ckpt_supervisor.store import HeldByOther, take_epoch

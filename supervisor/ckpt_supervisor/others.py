@@ -8,7 +8,7 @@ Must not decide: the core does; nor carry out commands that any supervisor has: 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 import zmq
@@ -46,6 +46,8 @@ class Coordinating:
         self._to_tasks = ToTasks(hub)
         self.is_behind = False
         """More has come than was taken in in the last turn."""
+        self.on_hangs: Callable[[between.Busy | between.Stuck], None] = lambda _: None
+        """Takes what is not the machine's."""
 
     def register(self, poller: zmq.Poller) -> None:
         """Have the loop woken by what comes."""
@@ -57,7 +59,7 @@ class Coordinating:
         """Connections that were closed."""
         return [ev.TaskCut(task) for task in self._hub.closed()]
 
-    def receive(self) -> Iterator[between.Up]:
+    def receive(self) -> Iterator[between.Report | between.Heard | between.Checked]:
         """What the other tasks say. Who may connect is answered here too."""
         for denied in (*self._hub.answer_zap(), *self._hub.strangers()):
             self._lines.garbage(denied)
@@ -66,6 +68,8 @@ class Coordinating:
             count += 1
             if isinstance(word, Garbage):
                 self._lines.garbage(word)
+            elif isinstance(word, between.Busy | between.Stuck):
+                self.on_hangs(word)
             else:
                 yield word
         self.is_behind = count >= WORDS_PER_TURN_MAX
@@ -86,6 +90,10 @@ class Coordinating:
         """Have each task verify its share."""
         for share in command.shares:
             self._hub.send(share.task, between.Check(command.round, command.partial, share.pids, command.full))
+
+    def excuse(self, word: between.Excused, numbers: Iterable[int]) -> None:
+        """Tell these tasks what ranks of the job are busy with."""
+        self._hub.broadcast(numbers, word)
 
     def flush(self) -> None:
         """Send what was gathered in this turn."""
@@ -114,6 +122,8 @@ class Following:
         self._task = task
         self._lines = lines
         self._up = ToCoordinator(joined.spoke, task)
+        self.on_hangs: Callable[[between.Excused], None] = lambda _: None
+        """Takes what is not the relay's."""
         self.relay = relay.start(task, joined.epoch, os.uname().nodename, os.getpid(), now_ms)
 
     def register(self, poller: zmq.Poller) -> None:
@@ -147,13 +157,15 @@ class Following:
 
     def early(self) -> tuple[tuple[int, ...], tuple[ev.FromCoordinator, ...]]:
         """Signals and words that came before the loop began."""
-        return self._joined.signals, self._joined.heard
+        return self._joined.signals, tuple(word for word in self._joined.heard if not isinstance(word, between.Excused))
 
     def receive(self) -> Iterator[ev.FromCoordinator]:
         """What the coordinator says."""
         for word in self._joined.spoke.receive():
             if isinstance(word, Garbage):
                 self._lines.garbage(word)
+            elif isinstance(word, between.Excused):
+                self.on_hangs(word)
             else:
                 yield word
 
@@ -182,6 +194,10 @@ class Following:
                 self._up.pass_up(word)
             case do.SendUp(word=word):
                 self._up.send(word)
+
+    def tell(self, word: between.Busy | between.Stuck) -> None:
+        """What the watch on hangs has to say to the coordinator's."""
+        self._up.send(word)
 
     @property
     def reach_at_ms(self) -> int | None:

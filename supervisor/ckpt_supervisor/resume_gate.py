@@ -3,8 +3,9 @@
 Owns the choice and the words for it. Must not change a checkpoint (but for marking one as read in full), nor follow `latest`, nor
 decide twice: the coordinator's choice is that of all ranks. May block for as long as a checkpoint takes to be read: it runs in a
 lane. Three things stand before the newest: the user's own explicit value, unless this very job has committed something since
-(field case 99); a checkpoint that training has failed from again and again (field case 125); and damage, which is passed over by
-name, never by starting from zero (field case 82).
+(field case 99); a checkpoint that training has failed from again and again, which is set aside under another name as long as
+there is one to fall back to (field case 125); and damage, which is passed over by name, never by starting from zero (field case
+82).
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
+
+import msgspec
 
 from ckpt_supervisor import earlier, startup, store
 from ckpt_supervisor.config import Options
@@ -87,8 +91,10 @@ class _Gate:
         self._more = earlier.starts(options.dir, epoch)
         self._as_named = False
         """The command's own value is taken."""
-        self._failed: dict[int, tuple[earlier.Start, ...]] = {}
-        """Checkpoints that are passed over because training fails from them."""
+        self._failed: dict[int, tuple[store.Candidate, tuple[earlier.Start, ...]]] = {}
+        """Checkpoints that are passed over because training fails from them, and the starts that did."""
+        self._answered: dict[int, int] | None = None
+        """Failures that do not count any more, by step: up to this epoch."""
 
     # --- the two ways -------------------------------------------------------------------------------------------------
 
@@ -97,9 +103,10 @@ class _Gate:
         lines: list[str] = []
         named = self._named_by_latest(lines)
         choice = self._look(self._is_trusted, named)
-        if choice.chosen is None and self._failed:
+        back = self._given_back(lines) if choice.chosen is None and not choice.unknown else frozenset()
+        if choice.chosen is None and (self._failed or back):
             lines += [self._tried_again(step) for step in self._failed]
-            choice = self._look(lambda candidate: candidate.step in self._failed, named)
+            choice = self._look(lambda candidate: candidate.step in self._failed or candidate.step in back, named)
         elif choice.chosen is not None:
             lines += [self._fallen_back(step, choice.chosen) for step in self._failed]
         lines += _passed_over(choice)
@@ -149,18 +156,66 @@ class _Gate:
         return dataclasses.replace(resume, notes=(*resume.notes, note) if resume.path else resume.notes, warnings=warnings)
 
     def _fallen_back(self, step: int, chosen: store.Candidate) -> str:
-        return (
-            f"passed over {store.step_name(step)}: {self._failures(step)}: going on from {chosen.path.name} instead; it is left "
-            "as it is, and --resume-tries 0 has it tried again"
-        )
+        """It is set aside, and what is told of that."""
+        why = f"{self._failures(step)}: going on from {chosen.path.name} instead"
+        return f"passed over {store.step_name(step)}: {why}; {self._set_aside(step, chosen, why)}"
 
     def _tried_again(self, step: int) -> str:
         return f"{store.step_name(step)}: {self._failures(step)}: with no other intact one to fall back to it is tried again"
 
     def _failures(self, step: int) -> str:
-        failed = self._failed[step]
+        _, failed = self._failed[step]
         why = failed[0].reason or f"status {failed[0].code}"
         return f"training has failed {len(failed)} times in a row right after resuming from it (the last time: {why})"
+
+    # --- setting aside --------------------------------------------------------------------------------------------------
+
+    def _set_aside(self, step: int, chosen: store.Candidate, text: str) -> str:
+        """Rename it, so that it is in nobody's way and is not lost; what became of it, in words."""
+        candidate, starts = self._failed[step]
+        again = "is left as it is; --resume-tries 0 has it tried again"
+        at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        told = tuple(store.FailedStart(start.epoch, start.code, start.reason) for start in starts)
+        try:
+            why_not = self._why_not_aside(candidate)
+            if why_not:
+                return f"it {why_not} and {again}"
+            became = store.set_aside(candidate, store.WhyFailed(step=step, epoch=self._epoch, at=at, text=text, starts=told))
+            problem = store.lead_past(self._options.dir, step, chosen.path.name)
+        except OSError as error:
+            return f"it could not be set aside ({error}) and {again}"
+        latest = f" (latest could not be mended: {problem})" if problem else ""
+        return f"it is set aside as {became.name}{latest}, and ckptctl repair --restore {step} gives it its name back"
+
+    def _why_not_aside(self, candidate: store.Candidate) -> str:
+        """Why this one keeps its name, "" if it does not. Raises OSError."""
+        directory, every, manifest = self._options.dir, self._options.keep_every, candidate.manifest
+        reasons = (
+            (manifest is None or candidate.problem is not None, "is not intact"),
+            (manifest is not None and manifest.adopted is not msgspec.UNSET, "is a copy of what the program itself has there"),
+            (candidate.step in store.kept_steps(directory), "is protected"),
+            (every > 0 and candidate.step % max(1, every) == 0, "is a milestone"),
+            (not store.check_epoch(directory, self._epoch), "belongs to another run now"),
+        )
+        return next((reason for is_so, reason in reasons if is_so), "")
+
+    def _given_back(self, lines: list[str]) -> frozenset[int]:
+        """Nothing is left that training does not fail from: those that were set aside are no worse, and newer."""
+        back = set()
+        try:
+            for one in store.all_set_aside(self._options.dir):
+                if not store.check_epoch(self._options.dir, self._epoch):
+                    break
+                try:
+                    path = store.give_back(one)
+                except FileExistsError as error:
+                    lines.append(f"{one.path.name} stays set aside: {error.strerror}")
+                    continue
+                back.add(one.step)
+                lines.append(f"{path.name}, set aside earlier, has its name back: no other intact one is left to fall back to")
+        except OSError as error:
+            lines.append(f"what was set aside could not be looked at: {error}")
+        return frozenset(back)
 
     # --- looking --------------------------------------------------------------------------------------------------------
 
@@ -190,10 +245,21 @@ class _Gate:
 
     def _is_trusted(self, candidate: store.Candidate) -> bool:
         tries = self._options.resume_tries
-        failed = earlier.failed_from(self._earlier(), self._epoch, candidate.step, tries) if tries else ()
+        if not tries:
+            return True
+        failed = earlier.failed_from(self._earlier(), self._epoch, candidate.step, tries, self._answered_for(candidate.step))
         if failed:
-            self._failed[candidate.step] = failed
+            self._failed[candidate.step] = (candidate, failed)
         return not failed
+
+    def _answered_for(self, step: int) -> int:
+        """Up to which epoch failures from this step do not count: it was set aside for them, and put back since."""
+        if self._answered is None:
+            try:
+                self._answered = store.answered_for(self._options.dir)
+            except OSError:
+                self._answered = {}
+        return self._answered.get(step, -1)
 
     def _earlier(self) -> Iterator[earlier.Start]:
         """Earlier starts, newest first. Journals are read as far back as somebody asks, each once."""
@@ -225,7 +291,7 @@ class _Gate:
         """Nothing is intact: from scratch only if there is no trace of a checkpoint, or if the user says so."""
         directory = self._options.dir
         aside = _put_aside(directory, self._options.adopt)
-        lines += [f"put aside earlier as damaged: {name}" for name in aside[:LINES_MAX]]
+        lines += [f"put aside earlier as {_as_what(name)}: {name}" for name in aside[:LINES_MAX]]
         if self._options.allow_restart_from_scratch:
             if choice.passed_over or aside or choice.unknown:
                 lines.append("starting from scratch although nothing is intact, as --allow-restart-from-scratch says")
@@ -269,13 +335,19 @@ def _listed(directory: Path) -> list[int]:
 
 
 def _put_aside(directory: Path, patterns: Sequence[str]) -> list[str]:
-    """What was renamed as damaged: by a commit of the same step, by `ckptctl repair`, or a program's own. Newest step first."""
+    """What was renamed as damaged (by a commit of the same step, by `ckptctl repair`, or a program's own), or since training
+    failed from it. Newest step first."""
     try:
         own = store.put_aside_names(directory, patterns)
-        found = [(parts, name) for name in store.list_names(directory) if (parts := store.parse_damaged(name)) is not None]
+        names = store.list_names(directory)
+        found = [(parts, name) for name in names if (parts := store.parse_damaged(name) or store.parse_failed(name)) is not None]
     except OSError:
         return []
     return [*(name for _, name in sorted(found, reverse=True)), *own]
+
+
+def _as_what(name: str) -> str:
+    return "damaged" if store.parse_failed(name) is None else "one that training fails from"
 
 
 def _step_in(directory: Path, value: str) -> int | None:

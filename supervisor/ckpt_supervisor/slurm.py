@@ -165,6 +165,7 @@ class Scontrol:
         # Epoch seconds, whatever the user has set (docs/slurm.md, section 3).
         self._env = {**env, "SLURM_TIME_FORMAT": "%s"}
         self._claims = claims
+        self._config: SlurmConfig | None = None
 
     @classmethod
     def locate(cls, slurm: SlurmEnv, env: Mapping[str, str], claims: Claims | None = None) -> Scontrol | None:
@@ -198,9 +199,18 @@ class Scontrol:
         return parse_step_state(ran.stdout) or NoView(f"scontrol printed no state of step {step_id}", definite=False)
 
     def config(self, timeout_s: float) -> SlurmConfig | None:
-        """What the site has set, or None: could not look."""
-        ran = self._run(("show", "config"), timeout_s)
-        return parse_config(ran.stdout) if isinstance(ran, Ran) and ran.rc == 0 else None
+        """What the site has set, or None: could not look. It is asked once; sites rarely change it while a job runs."""
+        if self._config is None:
+            ran = self._run(("show", "config"), timeout_s)
+            self._config = parse_config(ran.stdout) if isinstance(ran, Ran) and ran.rc == 0 else None
+        return self._config
+
+    def ask(self, arguments: Sequence[str], timeout_s: float) -> str | NoView:
+        """What any other question that changes nothing is answered with."""
+        ran = self._run(arguments, timeout_s)
+        if isinstance(ran, NotRun):
+            return NoView(ran.reason, definite=False)
+        return NoView(_complaint(ran), definite=no_such_job(ran.rc, ran.stderr)) if ran.rc != 0 else ran.stdout
 
     def kill_wait(self, timeout_s: float) -> int | None:
         """KillWait in ms, or None: could not look."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import re
+from collections.abc import Mapping
 from typing import Literal
 
 from ckpt_supervisor.core.views import JobView, NoView
@@ -20,6 +21,7 @@ _HEADER = re.compile(r"JobId=(\d+)(?: ArrayJobId=(\d+) ArrayTaskId=(\S+))?(?: \w
 _PAIR = re.compile(r"([A-Za-z]\w*)=(\S*)")
 _TRUSTED_LINES = frozenset(
     {"JobState", "Requeue", "Restarts", "RunTime", "StartTime", "EndTime", "PreemptEligibleTime", "PreemptTime", "Partition"}
+    | {"NodeList", "NumNodes"}
 )
 """First keys of the lines that are read. None of them holds text that a user wrote. JobName and Comment do: they may hold spaces,
 newlines and `Restarts=7` (seen on 22.05 and 24.11)."""
@@ -33,6 +35,29 @@ class SlurmConfig:
     proctrack: str
     version: str
     requeue_exit: tuple[int, ...]
+    wait_s: int | None = None
+    kill_on_bad_exit: bool | None = None
+    job_requeue: bool | None = None
+    file_append: bool | None = None
+    preempts: bool | None = None
+    """Whether there is preemption at all."""
+    preempt_mode: str = ""
+    sends_user_signal: bool | None = None
+    """At a preemption the signal of --signal comes in the place of SIGTERM (docs/slurm.md, section 1)."""
+    spool: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Partition:
+    """What `scontrol show partition` says that matters here."""
+
+    name: str
+    grace_ms: int | None
+    preempt_mode: str
+    max_time: str
+    default_time: str
+    nodes: str
+    node_count: int | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -136,6 +161,48 @@ def parse_config(text: str) -> SlurmConfig:
         proctrack=values.get("ProctrackType", "").removeprefix("proctrack/"),
         version=values.get("SLURM_VERSION", ""),
         requeue_exit=tuple(int(code) for code in codes),
+        wait_s=_whole(values.get("WaitTime")),
+        kill_on_bad_exit=_flag(values.get("KillOnBadExit")),
+        job_requeue=_flag(values.get("JobRequeue")),
+        file_append=_flag(values.get("JobFileAppend")),
+        preempts=values["PreemptType"] not in ("preempt/none", "(null)", "") if "PreemptType" in values else None,
+        preempt_mode=values.get("PreemptMode", ""),
+        sends_user_signal=_sends_user_signal(values),
+        spool=values.get("SlurmdSpoolDir", ""),
+    )
+
+
+def _sends_user_signal(values: Mapping[str, str]) -> bool | None:
+    """22.05 has it in SlurmctldParameters as preempt_send_user_signal, later ones in PreemptParameters as send_user_signal."""
+    if not {"SlurmctldParameters", "PreemptParameters"} & values.keys():
+        return None
+    words = f"{values.get('SlurmctldParameters', '')},{values.get('PreemptParameters', '')}"
+    return re.search(r"(?:^|,)(?:preempt_)?send_user_signal(?:,|$)", words) is not None
+
+
+def _whole(value: str | None) -> int | None:
+    match = re.match(r"(\d{1,9})\b", value or "", re.ASCII)
+    return int(match[1]) if match else None
+
+
+def _flag(value: str | None) -> bool | None:
+    number = _whole(value)
+    return None if number is None else number != 0
+
+
+def parse_partition(text: str) -> Partition | None:
+    """The first partition in the output of `scontrol show partition -o NAME`; None if there is none."""
+    pairs = dict(reversed(_PAIR.findall(text.partition("\n")[0])))
+    if "PartitionName" not in pairs:
+        return None
+    return Partition(
+        name=pairs["PartitionName"],
+        grace_ms=parse_partition_grace(text),
+        preempt_mode=pairs.get("PreemptMode", ""),
+        max_time=pairs.get("MaxTime", ""),
+        default_time=pairs.get("DefaultTime", ""),
+        nodes=pairs.get("Nodes", ""),
+        node_count=_whole(pairs.get("TotalNodes")),
     )
 
 

@@ -1,4 +1,4 @@
-"""Before the command starts: which job this is, what its command line becomes, and what the environment shows to be wrong.
+"""Before the command starts: which job this is, and what its command line becomes.
 
 Pure but for the host's name and one cheap look at the directory. Must not ask Slurm.
 """
@@ -10,7 +10,6 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from ckpt_supervisor import launchers
 from ckpt_supervisor.slurm import SlurmEnv
 
 
@@ -40,7 +39,7 @@ def job_of(slurm: SlurmEnv | None) -> Job:
 def has_checkpoints(directory: Path) -> bool:
     """Whether there is any trace of a checkpoint; a cheap look that decides nothing but whether a thread is needed."""
     try:
-        traces = ("step-", ".damaged-step-", ".trash-step-")
+        traces = ("step-", ".damaged-step-", ".failed-step-", ".trash-step-")
         return any(entry.name.startswith(traces) or entry.name == "latest" for entry in directory.iterdir())
     except OSError:
         return True
@@ -77,47 +76,3 @@ def command_line(command: Sequence[str], resume_arg: str, path: str) -> list[str
         else:
             words.append(word)
     return words if found else [*words, resume_arg, path]
-
-
-def warnings(job: Job, scontrol_found: bool, watched: bool = True, command: Sequence[str] = ()) -> list[str]:
-    """What the environment and the options alone show to be wrong, with what to do about it. `watched`: not --lead off."""
-    slurm = job.slurm
-    if slurm is None:
-        return []
-    lines = []
-    if not slurm.under_srun:
-        lines.append(
-            "not started by srun: Slurm sends its notices to steps only, so none will arrive here; write "
-            "`srun ckpt-supervise -- ...` in the job script. Only the watch on the job's end time can save before the limit"
-        )
-    if not scontrol_found:
-        lines.append(
-            "scontrol was not found: causes and deadlines cannot be asked, and the job cannot be requeued from here; "
-            "put Slurm's client tools on PATH, or use --requeue exit:N where the site has RequeueExit"
-        )
-    if not watched:
-        lines.append(
-            "the watch on the job's end is off (--lead off): unless sbatch --signal=USR1@90 or the like warns this step, the "
-            "first word of the time limit is the SIGTERM that ends it, and only KillWait is left for the save"
-        )
-    if launchers.calls_srun(command):
-        lines.append(
-            "the command starts a further srun: with ProctrackType linuxproc or pgid that one gets Slurm's signals too and kills "
-            "its tasks before they can save, and tasks on other nodes are not supervised; write `srun ckpt-supervise -- ...` "
-            "around the training itself"
-        )
-    return lines
-
-
-def job_warnings(requeue: bool, batch: bool, wants_requeue: bool) -> list[str]:
-    """What the first look at the job shows to be wrong."""
-    if not wants_requeue:
-        return []
-    if not batch:
-        return ["this is no batch job, so Slurm cannot requeue it: after an interruption start the command again by hand"]
-    if not requeue:
-        return [
-            "this job may not be requeued (Requeue=0), so it does not come back by itself after an interruption: "
-            "submit it with --requeue"
-        ]
-    return []

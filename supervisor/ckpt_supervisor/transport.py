@@ -114,7 +114,7 @@ class Transport:
         except zmq.ZMQError:
             return
 
-    def receive(self) -> Iterator[wire.FromRank | Garbage]:
+    def receive(self) -> Iterator[wire.Said | Garbage]:
         """The words that are here, at most WORDS_PER_TURN_MAX of them."""
         for _ in range(WORDS_PER_TURN_MAX):
             try:

@@ -95,6 +95,10 @@ class Upkeep:
                 removed = store.remove(going.pop(), self.pause)
                 names += removed.names
                 problems += removed.problems
+            if store.check_epoch(self.options.dir, self.epoch):
+                past = store.clear_past(self.options.dir, self.options.keep, self._whole(), self.pause)
+                names += past.names
+                problems += past.problems
         except OSError as error:
             problems.append(str(error))
         return Pruned(tuple(names), tuple(problems))

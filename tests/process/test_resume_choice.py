@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from ckpt_supervisor import store
 from ckpt_supervisor.journal import read_lines
 
 from tests.support.run import Run, committed, supervised, trained
@@ -47,7 +48,7 @@ def resumed(run: Run) -> list[int]:
 
 
 def test_a_load_that_fails_is_no_proof_of_damage_until_it_has_failed_three_times(tmp_path: Path) -> None:
-    """Field case 125: three starts change nothing; the fourth goes one back, says why, and deletes nothing."""
+    """Field case 125: three starts change nothing; the fourth goes one back, sets it aside, says why, and deletes nothing."""
     for step in (100, 200):
         committed(tmp_path / "ckpt", step)
     for _ in range(3):
@@ -63,7 +64,12 @@ def test_a_load_that_fails_is_no_proof_of_damage_until_it_has_failed_three_times
         assert "Weights only load failed" in run.err
         assert "going on from step-000000100 instead" in run.err
         assert run.event("passed_over")["text"] in run.err
-        assert run.intact() == [100, 150, 200]
+        assert run.intact() == [100, 150, 200], "that step is saved anew"
+        assert "ckptctl repair --restore 200" in run.err
+        (aside,) = store.all_set_aside(run.dir)
+        assert aside.why is not None
+        assert [start.reason for start in aside.why.starts] == ["RuntimeError: Weights only load failed"] * 3
+        assert store.verify_checkpoint(aside.path).verdict is store.Verdict.INTACT
 
 
 @pytest.mark.parametrize("how", ["raise", "kill"])
@@ -94,7 +100,7 @@ def test_training_that_fails_after_some_steps_keeps_its_newest_checkpoint(tmp_pa
     script = LOADER.replace("time.sleep(0.002)", "assert i < 203, 'a bad batch'")
     with supervised(tmp_path, [sys.executable, "-c", script, "none", ""], "--restarts", 4) as run:
         assert run.code() == 1, run.story()
-        assert resumed(run) == [200] * 5
+        assert resumed(run) == [200] * 2, "the same step and status once more: no accident"
         assert run.events("rank_failed")[-1]["step"] == 203
         assert "passed over" not in run.err
 

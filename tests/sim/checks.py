@@ -459,6 +459,8 @@ class Checks:
         term_ms = world.checks.reached_term_ms if options.tasks > 1 else self.term_ms
         if self.accepted_ms is None or slurm.term_due_ms is None or term_ms >= slurm.term_due_ms or options.has("storm"):
             return
+        if world.supervisor.stalled and term_ms >= self.accepted_ms:
+            return  # Its own requeue of a hang, and the story's signal in the same moment: nobody can tell the two apart.
         kills_ms = [self.machine.state.notice.kill_at_ms, slurm.kill_ms or world.now + TERM_WAIT_MS]
         near = any(0 <= kill_ms - world.now < MIN_NOTICE_MS for kill_ms in kills_ms)
         if world.now < self.accepted_ms + TERM_WAIT_MS and not near:

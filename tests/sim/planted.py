@@ -166,7 +166,7 @@ AGREEMENT = (
     ),
     fault(
         "stale_acks_obeyed",
-        ("machine", "return state.round is None or word.round != state.round.number or", "return state.round is None or"),
+        ("answers", "return state.round is None or word.round != state.round.number or", "return state.round is None or"),
         (
             "rounds",
             "    if current is None or member is None or word.round != current.number or state.phase is not Phase.AGREEING:",
@@ -195,7 +195,7 @@ AGREEMENT = (
     ),
     fault(
         "stale_words_not_answered",
-        ("machine", '    return (to(word.who, wire.Abort(word.round, "this round is over")),)', "    return ()"),
+        ("answers", '    return (to(word.who, wire.Abort(word.round, "this round is over")),)', "    return ()"),
         mode="swarm",
         story="save",
         faults=frozenset({"loss", "missing_rank"}),

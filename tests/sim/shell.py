@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_client import wire
 
+from tests.sim import outside
 from tests.sim.checks import Checks
 from tests.sim.command import Command
 from tests.sim.options import LOCAL
@@ -29,7 +30,7 @@ def policy(world: World) -> Any:
     """The options of this run's supervisors."""
     options = world.options
     local = options.story in LOCAL
-    return world.code.core.policy.Policy(
+    plain = world.code.core.policy.Policy(
         directory="/d",
         slurm=not local,
         can_look=not local and not options.has("cannot_look"),
@@ -45,6 +46,7 @@ def policy(world: World) -> Any:
         resume_step=options.resume_step,
         resume_from=f"/d/{options.resume_step}" if options.resume_step >= 0 else "",
     )
+    return outside.policy(options, plain)
 
 
 class Shell:
@@ -265,6 +267,8 @@ class Supervisor(Shell, Machine):
         self.checks = world.checks
         self.byes: set[int] = set()
         self.stay_until_ms: int | None = None
+        self.stalled = False
+        """A hang was found."""
         self.found: dict[int, list[Any]] = {}
         """What was found of each round's files, for its manifest."""
         self.others_until_ms = 0
@@ -323,6 +327,12 @@ class Supervisor(Shell, Machine):
         self.world.checks.reached(name)
         self.checks.signalled(name)
         self.feed(self.core.events.SignalCame(name, self.core.events.Meaning[MEANINGS[name]]))
+
+    def outside(self, event: Any) -> None:
+        """What outside.py has drawn."""
+        if not self.held(self.outside, event):
+            self.stalled |= isinstance(event, self.core.events.Stalled)
+            self.feed(event)
 
     def rank_gone(self, process: Process, how: str = "") -> None:
         """A pidfd is ready."""

@@ -250,7 +250,7 @@ class StepChecks:
         lost = world.options.has("link_reset") or any(shell.dead_ms is not None for shell in world.shells) or world.last_word_lost
         masked = [process for command in world.commands if command.code == 0 for process in command.processes]
         hidden = [process for process in masked if process.raised]
-        if not failed and not lost and not hidden:
+        if not failed and not lost and not hidden and not world.supervisor.stalled:
             self.broken("start", f"start {restart} is asked for, and nothing of start {restart - 1} has failed")
 
     def started(self, shell: RelayShell) -> None:

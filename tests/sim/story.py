@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tests.sim import outside
 from tests.sim.options import LOCAL
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Story:
                 world.at(rng.randrange(options.story_ms + 3_000), self._hurt, (fault, rng.choice((2_000, 20_000, 90_000))))
         if options.tasks > 1:
             self._hurt_tasks()
+        outside.schedule(world)
 
     def _tell(self, story: str) -> None:
         slurm, options, now = self.slurm, self.options, self.world.now

@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import msgspec
 import pytest
 from ckpt_client import wire
-from ckpt_client.wire import DecodeError, FromRank, Position, SavedFile, ToRank, Who
+from ckpt_client.wire import DecodeError, FromRank, Position, Said, SavedFile, ToRank, Who
 from hypothesis import HealthCheck, example, given, settings
 
 SETTINGS = settings(
@@ -36,7 +36,7 @@ hellos = st.builds(
     any_int,
     st.booleans(),
 )
-from_rank: st.SearchStrategy[FromRank] = st.one_of(
+from_rank: st.SearchStrategy[Said] = st.one_of(
     hellos,
     st.builds(wire.Ack, whos, counts, positions),
     st.builds(wire.Arrived, whos, counts, positions),
@@ -45,6 +45,16 @@ from_rank: st.SearchStrategy[FromRank] = st.one_of(
     st.builds(wire.Failed, whos, counts, texts),
     st.builds(wire.Finished, whos, counts),
     st.builds(wire.Left, whos, counts, st.booleans()),
+    st.builds(
+        wire.Progress,
+        whos,
+        positions,
+        st.sampled_from(["starting", "phase", "over"]),
+        texts,
+        numbers,
+        st.integers(0, 64),
+        any_int,
+    ),
 )
 """Words whose numbers are in range."""
 
@@ -58,14 +68,14 @@ to_rank: st.SearchStrategy[ToRank] = st.one_of(
     st.builds(wire.Abort, any_int, texts),
     st.builds(wire.Leave, any_int),
 )
-words: st.SearchStrategy[FromRank | ToRank] = st.one_of(from_rank, to_rank)
+words: st.SearchStrategy[Said | ToRank] = st.one_of(from_rank, to_rank)
 
 plain = st.recursive(
     st.one_of(st.none(), st.booleans(), any_int, st.floats(), st.binary(max_size=20), texts),
     lambda inner: st.one_of(st.lists(inner, max_size=6), st.dictionaries(texts, inner, max_size=4)),
     max_leaves=20,
 )
-TAGS = [kind.__name__ for kind in (*FromRank.__args__, *ToRank.__args__)]
+TAGS = [kind.__name__ for kind in (*FromRank.__args__, wire.Progress, *ToRank.__args__)]
 
 
 def decode_both(frame: bytes) -> None:
@@ -81,7 +91,7 @@ def decode_both(frame: bytes) -> None:
 
 @SETTINGS
 @given(from_rank)
-def test_what_a_rank_says_arrives_as_it_was_said(word: FromRank) -> None:
+def test_what_a_rank_says_arrives_as_it_was_said(word: Said) -> None:
     """The round trip is the identity for every word of a rank whose numbers are in range."""
     assert wire.decode_from_rank(wire.encode(word)) == word
 
@@ -95,9 +105,9 @@ def test_what_a_supervisor_says_arrives_as_it_was_said(word: ToRank) -> None:
 
 @SETTINGS
 @given(words)
-def test_a_word_of_the_other_direction_is_refused(word: FromRank | ToRank) -> None:
+def test_a_word_of_the_other_direction_is_refused(word: Said | ToRank) -> None:
     """A rank that listens to a rank, or a supervisor that listens to one, hears nothing."""
-    decode = wire.decode_to_rank if isinstance(word, FromRank) else wire.decode_from_rank
+    decode = wire.decode_to_rank if isinstance(word, Said) else wire.decode_from_rank
     with pytest.raises(DecodeError):
         decode(wire.encode(word))
 
@@ -131,9 +141,7 @@ def test_words_with_the_wrong_fields_raise_decode_error_only(tag: str, fields: l
 
 @SETTINGS
 @given(words, st.lists(st.tuples(st.sampled_from("xid"), st.integers(0, 400), st.integers(0, 255)), min_size=1, max_size=4))
-def test_a_damaged_word_raises_decode_error_or_is_another_word(
-    word: FromRank | ToRank, damage: list[tuple[str, int, int]]
-) -> None:
+def test_a_damaged_word_raises_decode_error_or_is_another_word(word: Said | ToRank, damage: list[tuple[str, int, int]]) -> None:
     """Bytes changed, inserted or dropped in a valid frame."""
     frame = bytearray(wire.encode(word))
     for kind, place, value in damage:
@@ -149,7 +157,7 @@ def test_a_damaged_word_raises_decode_error_or_is_another_word(
 
 @SETTINGS
 @given(words, st.data())
-def test_a_word_that_was_cut_off_is_never_taken_for_a_whole_one(word: FromRank | ToRank, data: st.DataObject) -> None:
+def test_a_word_that_was_cut_off_is_never_taken_for_a_whole_one(word: Said | ToRank, data: st.DataObject) -> None:
     """No prefix of a frame is a word."""
     frame = wire.encode(word)
     cut = frame[: data.draw(st.integers(0, len(frame) - 1))]

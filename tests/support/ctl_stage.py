@@ -16,18 +16,21 @@ DEAD_PID = 2**22 + 1
 """Above every pid that Linux gives (proc(5), pid_max)."""
 
 
-def committed(root: Path, step: int, mode: store.Mode = "full", created_at: str = CREATED, cause: str = "preempted") -> Path:
-    """A committed checkpoint of this step with one file of 1500 bytes; nobody is at work in the directory afterwards."""
+def committed(root: Path, step: int, mode: store.Mode = "full", **more: Any) -> Path:
+    """A committed checkpoint of this step with one file of 1500 bytes; nobody is at work in the directory afterwards.
+
+    `more`: fields of its manifest.
+    """
     epoch = store.take_epoch(root, "77", 2, "0").epoch
     partial = store.make_partial(root, step, epoch, 1)
     data = f"state of step {step:06d}".encode() * 75  # 1500 bytes
     (partial / "state.pt").write_bytes(data)
     report, entries = store.check_files(partial, [store.Expected("state.pt", len(data), "", 0)], mode)
     manifest = store.Manifest(
-        step=step, world_size=1, ranks=(0,), job="77", attempt=2, epoch=epoch, cause=cause,
-        created_at=created_at, verified=mode, files=entries,
+        step=step, world_size=1, ranks=(0,), job="77", attempt=2, epoch=epoch, cause="preempted",
+        created_at=CREATED, verified=mode, files=entries,
     )  # fmt: skip
-    outcome = store.commit(root, partial, manifest)
+    outcome = store.commit(root, partial, msgspec.structs.replace(manifest, **more))
     assert isinstance(outcome, store.Committed), (report, outcome)
     leave(root)
     return outcome.path

@@ -213,14 +213,16 @@ def supervised(
     env: Mapping[str, str] | None = None,
     directory: Path | None = None,
     outputs: tuple[int, int] | None = None,
+    prefix: Sequence[str] = (),
 ) -> Iterator[Run]:
     """A started supervisor over this command; on the way out it is killed if it still runs.
 
-    `outputs` are descriptors for its stdout and stderr in place of files.
+    `outputs` are descriptors for its stdout and stderr in place of files. `prefix` stands before its command line, and has to
+    become it (exec).
     """
     files.mkdir(parents=True, exist_ok=True)
     place = directory if directory is not None else files / "ckpt"
-    argv = [*SUPERVISE, "--dir", str(place), *map(str, options), "--", *command]
+    argv = [*prefix, *SUPERVISE, "--dir", str(place), *map(str, options), "--", *command]
     temporary = tempfile.mkdtemp(prefix="run-")  # Short, for the socket; a supervisor that is killed leaves its own behind.
     start = len(list(files.glob("out-*")))
     older = frozenset((place / "journal").glob("*.jsonl"))

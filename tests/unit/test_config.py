@@ -12,14 +12,27 @@ from typing import Any
 
 import pytest
 from ckpt_supervisor import config
-from ckpt_supervisor.config import Lead, Options, Requeue, UsageError, read_options
+from ckpt_supervisor.config import Every, Lead, Options, Requeue, UsageError, read_options
 
 COMMAND = ["--", "python", "train.py", "--lr", "3"]
+
+FLAGS = ("allow-restart-from-scratch", "linger", "train-again")
 
 # name, text, attribute of Options, its value: none of them the default
 GIVEN: list[tuple[str, str, str, Any]] = [
     ("every-steps", "500", "every_steps", 500),
-    ("every", "10m", "every_ms", 600_000),
+    ("every", "10m", "every", Every(auto=False, ms=600_000)),
+    ("every", "auto", "every", Every(auto=True, ms=None)),
+    ("mtbi", "2h", "mtbi_ms", 7_200_000),
+    ("linger", "yes", "linger", True),
+    ("resubmit", "sbatch job.sh", "resubmit", "sbatch job.sh"),
+    ("max-timeouts", "5", "max_timeouts", 5),
+    ("max-crashes", "2", "max_crashes", 2),
+    ("max-stalled", "unlimited", "max_stalled", None),
+    ("on-hang", "requeue", "on_hang", "requeue"),
+    ("hang-floor", "off", "hang_floor_ms", None),
+    ("memory-warn", "80%", "memory_warn", 80),
+    ("train-again", "yes", "train_again", True),
     ("keep", "7", "keep", 7),
     ("keep-every", "10000", "keep_every", 10_000),
     ("resume-arg", "--resume-from", "resume_arg", "--resume-from"),
@@ -59,7 +72,7 @@ def variable(name: str) -> str:
 
 def flags_of(name: str, text: str) -> list[str]:
     """The option as a flag."""
-    return [f"--{name}"] if name.startswith("allow") else [f"--{name}={text}"]
+    return [f"--{name}"] if name in FLAGS else [f"--{name}={text}"]
 
 
 def config_file(directory: Path, text: str) -> list[str]:
@@ -75,14 +88,24 @@ def test_without_any_option_the_documented_defaults_hold() -> None:
     assert options == Options(
         dir=Path("checkpoints").absolute(),
         every_steps=0,
-        every_ms=None,
+        every=Every(auto=False, ms=None),
+        mtbi_ms=21_600_000,
         keep=3,
         keep_every=0,
         resume_arg="",
         notice_signals=(signal.SIGUSR1,),
         save_signals=(signal.SIGUSR2,),
         lead=Lead(auto=True, ms=30_000),
+        linger=False,
         requeue=Requeue("auto"),
+        resubmit="",
+        max_timeouts=None,
+        max_crashes=0,
+        max_stalled=10,
+        on_hang="warn",
+        hang_floor_ms=300_000,
+        memory_warn=90,
+        train_again=False,
         verify="full",
         restarts=0,
         grace_ms=30_000,
@@ -185,7 +208,7 @@ def test_all_errors_are_told_at_once(tmp_path: Path) -> None:
         (["--keep=3.5", *COMMAND], "--keep: '3.5' is not a whole number"),
         (["--kee", "3", *COMMAND], "unknown option '--kee'"),
         (["--every", "0", *COMMAND], "--every: '0' is not more than zero"),
-        (["--every", "auto", *COMMAND], "--every: 'auto' is not a time"),
+        (["--every", "often", *COMMAND], "--every: 'often' is not a time"),
         (["--kill-wait", "off", *COMMAND], "--kill-wait: 'off' is not a time"),
         (["--every", "ten", *COMMAND], "'ten' is not a time such as 90s, 10m or 1.5h"),
         (["--grace", "9" * 400, *COMMAND], "is longer than a year"),

@@ -90,7 +90,8 @@ def test_a_preempted_job_saves_commits_leaves_requeues_and_exits_in_this_order()
     check_requeued(story, 75)
     assert "step 7 is committed" in story.exit.line
     assert story.now - committed_ms < 500
-    assert the(story.all, do.Commit) == do.Commit(1, "/ckpt/.partial-step-000000007-4-1", 7, 2, (0, 1), "preempted", "full")
+    partial = "/ckpt/.partial-step-000000007-4-1"
+    assert the(story.all, do.Commit) == do.Commit(1, partial, 7, 2, (0, 1), "preempted", "full", 3_020)
 
 
 def test_nobody_leaves_before_the_requeues_sigterm_has_come() -> None:
@@ -487,7 +488,7 @@ def test_a_failing_command_is_started_again_in_place_as_often_as_told_and_not_wh
     """--restarts 2: status 1 twice, then it is passed on; after a notice never."""
     story = Story(dataclasses.replace(LOCAL, restarts=2), ranks=1)
     for restart in (1, 2):
-        assert the(story.feed(ev.CommandExited(1)), do.StartCommand) == do.StartCommand(restart)
+        assert the(story.feed(ev.CommandExited(1)), do.StartCommand) == do.StartCommand(restart, (restart - 1) * 1_000)
     story.feed(ev.CommandExited(1))
     assert story.exit.code == 1
     told = Story(dataclasses.replace(LOCAL, restarts=2), ranks=1)

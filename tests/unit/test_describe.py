@@ -103,7 +103,9 @@ def test_a_saved_and_left_run_tells_the_whole_chain_of_words() -> None:
     ]  # fmt: skip
     assert fields(story.all, "agreed") == {"round": 1, "step": 7, "safe_point": 0}
     assert fields(story.all, "rank_written") == {"round": 1, "rank": 0, "after_ms": 40, "save_ms": 40, "files": 1, "bytes": 1_000}
-    assert fields(story.all, "commit") == {"round": 1, "step": 7, "result": "committed", "reason": ""}
+    assert fields(story.all, "commit") == {
+            "round": 1, "step": 7, "result": "committed", "reason": "", "save_ms": 20, "hold_ms": 20, "verify_ms": 20,
+        }  # fmt: skip
     assert fields(story.all, "leaving") == {"outcome": "fresh", "step": 7, "reason": ""}
     assert fields(story.all, "exit")["code"] == 75
     assert {entry.level for entry in story.all} <= {"info", "debug"}

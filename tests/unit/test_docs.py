@@ -65,7 +65,7 @@ def test_the_protocol_lists_every_word_with_its_fields() -> None:
         for head in ("from a rank", "to a rank", "from a relay", "from the coordinator")
         for name, fields, _ in table("docs/protocol.md", head)
     }
-    kinds = (wire.FromRank, wire.ToRank, between.Up, between.Down)
+    kinds = (wire.Said, wire.ToRank, between.Up, between.Down)
     words = [word for kind in kinds for word in typing.get_args(kind)]
     assert found == {word.__name__: list(word.__struct_fields__) for word in words}
     assert f"Version **{wire.VERSION}**" in (ROOT / "docs" / "protocol.md").read_text()

@@ -1,4 +1,4 @@
-"""Which job this is, the command's line with the resume argument, and the warnings at the start."""
+"""Which job this is, and the command's line with the resume argument."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from ckpt_supervisor.config import read_options
 from ckpt_supervisor.earlier import last_failure
-from ckpt_supervisor.errands import policy_of
 from ckpt_supervisor.launch import Launch
+from ckpt_supervisor.policies import policy_of
 from ckpt_supervisor.slurm import SlurmEnv
-from ckpt_supervisor.startup import Job, command_line, explicit_value, job_of, job_warnings, warnings
+from ckpt_supervisor.startup import Job, command_line, explicit_value, job_of
 
 PATH = "/ckpt/step-000000009"
 SRUN = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "3", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
@@ -87,34 +87,6 @@ def test_under_srun_the_job_is_what_requeue_and_show_job_want() -> None:
     assert (job.name, job.attempt, job.step_id, job.task) == ("77", 2, "3", 0)
     element = job_in({**SRUN, "SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "7"})
     assert element.name == "70_7"
-
-
-def test_warnings_come_with_what_to_do_about_them() -> None:
-    """Not under srun, and no scontrol: each is one line with the way out. Neither is said without Slurm."""
-    assert warnings(job_in(SRUN), scontrol_found=True) == []
-    assert warnings(job_in({}), scontrol_found=False) == []
-    (no_srun,) = warnings(job_in({"SLURM_JOB_ID": "77"}), scontrol_found=True)
-    assert "not started by srun" in no_srun
-    assert "srun ckpt-supervise -- ..." in no_srun
-    (no_scontrol,) = warnings(job_in(SRUN), scontrol_found=False)
-    assert "scontrol was not found" in no_scontrol
-    assert "--requeue exit:N" in no_scontrol
-    (no_watch,) = warnings(job_in(SRUN), scontrol_found=True, watched=False)
-    assert "--lead off" in no_watch
-    assert "--signal=USR1@90" in no_watch
-    (nested,) = warnings(job_in(SRUN), scontrol_found=True, command=["srun", "-n2", "python", "train.py"])
-    assert "kills its tasks before they can save" in nested
-    assert len(warnings(job_in({"SLURM_JOB_ID": "77"}), scontrol_found=False, watched=False)) == 3
-
-
-def test_a_job_that_cannot_come_back_is_told_about_at_the_start() -> None:
-    """No batch job, or Requeue=0: said once, before hours of training; not if the user does not want a requeue anyway."""
-    assert job_warnings(requeue=True, batch=True, wants_requeue=True) == []
-    (no_batch,) = job_warnings(requeue=True, batch=False, wants_requeue=True)
-    assert "no batch job" in no_batch
-    (no_requeue,) = job_warnings(requeue=False, batch=True, wants_requeue=True)
-    assert "submit it with --requeue" in no_requeue
-    assert job_warnings(requeue=False, batch=False, wants_requeue=False) == []
 
 
 def test_a_step_has_as_many_supervisors_as_srun_has_tasks() -> None:

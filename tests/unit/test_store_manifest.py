@@ -41,11 +41,23 @@ def test_a_manifest_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert read_manifest(tmp_path) == manifest
     keys = msgspec.json.decode((tmp_path / "manifest.json").read_bytes())
     assert list(keys) == [
-        "format", "step", "world_size", "ranks", "job", "attempt", "epoch", "cause", "created_at", "verified", "files",
-        "digest",
+        "format", "step", "world_size", "ranks", "job", "attempt", "epoch", "cause", "created_at", "verified",
+        "save_ms", "files", "digest",
     ]  # fmt: skip
     assert list(keys["files"][0]) == ["path", "bytes", "xxh3_128", "rank"]
     assert manifest.total_bytes == 15
+
+
+def test_a_manifest_from_before_there_was_a_save_time_is_read(tmp_path: Path) -> None:
+    """It is 0 there, which means that it is not known; a reader that does not know the field passes it over."""
+    data = encode_manifest(msgspec.structs.replace(a_manifest("state.pt"), save_ms=1234))
+    without = b"\n".join(line for line in data.split(b"\n") if b"save_ms" not in line and b"digest" not in line[:10])
+    (tmp_path / "manifest.json").write_bytes(without.replace(b" ],\n}", b" ]\n}"))
+    assert read_manifest(tmp_path).save_ms == 0
+    (tmp_path / "manifest.json").write_bytes(data)
+    assert read_manifest(tmp_path).save_ms == 1234
+    older = msgspec.defstruct("Older", [(name, msgspec.Raw) for name in Manifest.__struct_fields__[:10]])
+    assert not hasattr(msgspec.json.decode(data, type=older), "save_ms")
 
 
 BAD_PATHS = [

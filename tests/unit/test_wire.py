@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 from ckpt_client import wire
-from ckpt_client.wire import DecodeError, FromRank, Position, SavedFile, ToRank, Who
+from ckpt_client.wire import DecodeError, FromRank, Position, Said, SavedFile, ToRank, Who
 
 ME = Who(3, 1, 4242)
 FILE = SavedFile("sub/état.pt", 7, "00ff")
 
-FROM_RANK: list[FromRank] = [
+FROM_RANK: list[Said] = [
     wire.Hello(ME, wire.VERSION, 4, 3, sharded=True),
     wire.Ack(ME, 5, Position(12, 1)),
     wire.Arrived(ME, wire.NO_ROUND, Position(12, 0)),
@@ -19,6 +19,7 @@ FROM_RANK: list[FromRank] = [
     wire.Failed(ME, 5, "OSError: no space left"),
     wire.Finished(ME, wire.NO_ROUND),
     wire.Left(ME, 5, again=True),
+    wire.Progress(ME, Position(12, 1), "phase", "eval", 900, 62, 7),
 ]
 TO_RANK: list[ToRank] = [
     wire.Welcome(wire.VERSION, 0, 500, "/ckpt/step-000000500", 500),
@@ -39,7 +40,7 @@ def name_of(word: object) -> str:
 
 
 @pytest.mark.parametrize("word", FROM_RANK, ids=name_of)
-def test_every_word_of_a_rank_comes_back_whole(word: FromRank) -> None:
+def test_every_word_of_a_rank_comes_back_whole(word: Said) -> None:
     """Encoded and decoded it is equal, and of the same type."""
     found = wire.decode_from_rank(wire.encode(word))
     assert (found, type(found)) == (word, type(word))
@@ -54,7 +55,7 @@ def test_every_word_of_a_supervisor_comes_back_whole(word: ToRank) -> None:
 
 def test_all_words_are_in_these_lists() -> None:
     """A new word is tested here, too."""
-    assert {type(word) for word in FROM_RANK} == set(FromRank.__args__)
+    assert {type(word) for word in FROM_RANK} == {*FromRank.__args__, wire.Progress}
     assert {type(word) for word in TO_RANK} == set(ToRank.__args__)
 
 

@@ -10,6 +10,8 @@ import msgspec
 from ckpt_client import wire
 from ckpt_client.wire import FromRank, ToRank
 
+from ckpt_supervisor.core.hangs import DOINGS_MAX, Doing
+
 VERSION = 1
 """Version of these words; all supervisors of a step come from one release."""
 
@@ -86,7 +88,26 @@ class Checked(_Word, frozen=True, tag=True, array_like=True):
     """"full" or "structure"."""
 
 
-Up = Report | Heard | Checked
+class Busy(_Word, frozen=True, tag=True, array_like=True):
+    """Ranks of this task are busy with what is no step (a phase, a save, their first one): others may be waiting for them.
+
+    Said every few seconds while it is so. For the watch on hangs alone, as the next one: the machine does not see them.
+    """
+
+    task: int
+    doings: tuple[Doing, ...]
+
+
+class Stuck(_Word, frozen=True, tag=True, array_like=True):
+    """Ranks of this task stand still, and it was looked which way: `kind` in a word or two, `text` for people."""
+
+    task: int
+    ranks: tuple[int, ...]
+    kind: str
+    text: str
+
+
+Up = Report | Heard | Checked | Busy | Stuck
 
 # --- from the coordinator to a task's supervisor ------------------------------------------------------------------------
 
@@ -141,7 +162,13 @@ class Turned(_Word, frozen=True, tag=True, array_like=True):
     reason: str
 
 
-Down = Stand | Tell | Check | Turned
+class Excused(_Word, frozen=True, tag=True, array_like=True):
+    """What ranks of the job are busy with that is no step, whatever task they are of; said as Busy is."""
+
+    doings: tuple[Doing, ...]
+
+
+Down = Stand | Tell | Check | Turned | Excused
 
 
 def stamped(word: FromRank, task: int) -> FromRank:
@@ -170,6 +197,8 @@ def decode_up(frame: bytes) -> Up:
         raise wire.DecodeError(f"task {word.task}")
     if isinstance(word, Report) and len(word.signals) > SIGNALS_MAX:
         raise wire.DecodeError(f"{len(word.signals)} kinds of signals")
+    if isinstance(word, Busy) and len(word.doings) > DOINGS_MAX:
+        raise wire.DecodeError(f"{len(word.doings)} things that ranks are busy with")
     if isinstance(word, Heard):
         for said in word.words:
             problem = wire.out_of_range(said)

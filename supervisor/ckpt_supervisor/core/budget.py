@@ -22,12 +22,15 @@ class Budget:
     out_by_ms: int
 
 
-def cut(now_ms: int, kill_at_ms: int) -> Budget:
-    """Shares of the time from now to the kill. Never negative: with too little time all deadlines are now."""
+def cut(now_ms: int, kill_at_ms: int, verify_ms: int = 0) -> Budget:
+    """Shares of the time from now to the kill. Never negative: with too little time all deadlines are now.
+
+    `verify_ms`: what verification and commit have taken before; with a quarter more they get it, if that is not too much.
+    """
     left_ms = max(0, kill_at_ms - now_ms)
     margin_ms = min(OUT_MARGIN_MS, left_ms // 10)
     requeue_ms = _share(left_ms, 15, 600, 3_000)
-    verify_ms = _share(left_ms, 12, 500, 10_000)
+    verify_ms = max(_share(left_ms, 12, 500, 10_000), min(verify_ms * 5 // 4, left_ms // 4))
     leave_ms = _share(left_ms, 5, 200, 2_000)
     out_by_ms = kill_at_ms - margin_ms
     leave_by_ms = out_by_ms - requeue_ms

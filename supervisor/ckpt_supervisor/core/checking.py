@@ -38,6 +38,7 @@ def begin(policy: Policy, state: State, now_ms: int) -> Result:
         round=replace(
             current,
             verify_by_ms=max(verify_by_ms, now_ms),
+            written_ms=now_ms,
             full=full,
             said_ms=now_ms,
             unverified=frozenset({0, *(share.task for share in shares)}),
@@ -103,5 +104,6 @@ def verified(policy: Policy, state: State, event: Verified, now_ms: int) -> Resu
         ranks=tuple(member.who.rank for member in current.members),
         cause=turns.cause_word(state),
         verified=current.verified,
+        save_ms=max(0, (current.written_ms or now_ms) - current.go_ms),
     )
     return state, (commit,)

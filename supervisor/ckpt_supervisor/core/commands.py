@@ -114,6 +114,8 @@ class Commit:
     ranks: tuple[int, ...]
     cause: str
     verified: str
+    save_ms: int = 0
+    """From Go to the last rank's Saved."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -148,6 +150,8 @@ class StartCommand:
     """Start the command again in place; `restart` counts from 1."""
 
     restart: int
+    after_ms: int = 0
+    """Pause before it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -175,6 +179,13 @@ class CallRequeue:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Resubmit:
+    """Run the command of --resubmit, as Slurm does not requeue the job; answered by Resubmitted."""
+
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Exit:
     """Leave with this status; `line` says in one line what happened, on which numbers, and what to do."""
 
@@ -199,6 +210,7 @@ Command = (
     | EndCommand
     | Meet
     | CallRequeue
+    | Resubmit
     | Exit
 )
 

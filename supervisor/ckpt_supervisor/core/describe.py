@@ -13,18 +13,23 @@ from typing import Any
 from ckpt_client import wire
 from msgspec.structs import replace
 
+from ckpt_supervisor.core import forecast
 from ckpt_supervisor.core.between import Report
 from ckpt_supervisor.core.commands import AskCommand, CallRequeue, Command, DropPartial, EndCommand, Exit, LookUp, Say, TurnAway
 from ckpt_supervisor.core.events import (
     Adopted,
+    Asked,
     CommandExited,
     Committed,
     Event,
     Looked,
     Met,
     RankGone,
+    Recalled,
     RequeueReturned,
+    Resubmitted,
     SignalCame,
+    Stalled,
     Verified,
 )
 from ckpt_supervisor.core.state import Member, Phase, Round, Stage, State
@@ -47,7 +52,7 @@ def describe(event: Event, before: State, after: State, commands: tuple[Command,
     """The lines for one step of the machine, in order."""
     entries: list[Entry] = []
     if not isinstance(event, SILENT):
-        entries += _of_event(event, before, after)
+        entries += _of_event(event, before, after, now_ms)
     if before.notice is not after.notice:
         entries += _of_notice(before, after, now_ms)
     if before.round is not after.round or before.given_up is not after.given_up:
@@ -57,6 +62,8 @@ def describe(event: Event, before: State, after: State, commands: tuple[Command,
     if after.join_is_over and not before.join_is_over:
         there = {task.number for task in after.tasks}
         entries.append(Entry("join_over", "info", {"tasks_there": 1 + len(there)}))
+    if after.interval is not None and (before.interval != after.interval or isinstance(event, Recalled)):
+        entries.append(_info("interval", **dataclasses.asdict(after.interval)))
     if before.masked != after.masked:
         entries.append(Entry("status_masked", "warning", {"reason": after.masked, "command_code": 0}))
     if before.phase is not after.phase:
@@ -87,7 +94,7 @@ def spans(numbers: list[int]) -> list[int | str]:
     return found
 
 
-def _of_event(event: Event, before: State, after: State) -> Iterator[Entry]:
+def _of_event(event: Event, before: State, after: State, now_ms: int) -> Iterator[Entry]:
     match event:
         case SignalCame(name=name, meaning=meaning, task=task):
             yield _info("signal", signal=name, meaning=meaning.value, **_task(task))
@@ -97,16 +104,17 @@ def _of_event(event: Event, before: State, after: State) -> Iterator[Entry]:
             rank = before.rank(who)
             if rank is not None and not rank.gone and not _is_awaited(before.round, who):
                 yield _info("rank_gone", rank=who.rank, rank_pid=who.pid, how=how, **_task(who.task))
-        case CommandExited(code=code, task=task):
+        case CommandExited(code=code, task=task, why=why):
             level = "info" if code == 0 or before.leaving is not None else "warning"
-            yield Entry("command_exited", level, {"code": code, **_task(task)})
+            yield Entry("command_exited", level, {"code": code, **({"why": why} if why else {}), **_task(task)})
         case Verified(round=number, verified=verified, problem=problem, bytes_read=count, task=task):
             level = "warning" if problem else "info"
             fields = {"round": number, "mode": verified, "problem": problem, "bytes": count, **_task(task)}
             yield Entry("verified", level, fields)
         case Committed(round=number, step=step, result=result, reason=reason):
             level = "info" if result.name in ("COMMITTED", "ALREADY_THERE") else "error"
-            yield Entry("commit", level, {"round": number, "step": step, "result": result.value, "reason": reason})
+            fields = {"round": number, "step": step, "result": result.value, "reason": reason}
+            yield Entry("commit", level, {**fields, **_times(before.round, number, now_ms)})
         case Adopted(steps=steps, problem=problem, final=final):
             if steps or (problem and final):
                 yield Entry("adopted", "warning" if problem else "info", {"steps": list(steps), "problem": problem})
@@ -129,8 +137,34 @@ def _of_event(event: Event, before: State, after: State) -> Iterator[Entry]:
             leaver = before.rank(who)
             if leaver is not None and (again or not leaver.left):
                 yield Entry("rank_left", "warning" if again else "info", {"rank": who.rank, "went_on": again})
+        case Resubmitted() | Recalled() | Stalled() | Asked():
+            yield _of_outside(event)
         case _:
             pass  # Ticks, reports and the words of a round: their effects are described below.
+
+
+def _of_outside(event: Resubmitted | Recalled | Stalled | Asked) -> Entry:
+    """What comes neither from a rank nor from Slurm."""
+    match event:
+        case Resubmitted(accepted=accepted, reason=reason):
+            return Entry("resubmit", "info" if accepted else "warning", {"accepted": accepted, "reason": reason})
+        case Recalled(history=history):
+            return Entry("recalled", "debug", dataclasses.asdict(history))
+        case Stalled(task=task, ranks=numbers, kind=kind, text=text):
+            return Entry("stalled", "warning", {"ranks": spans([*numbers]), "kind": kind, "text": text, **_task(task)})
+        case Asked(what=what, every_ms=every_ms, requeue=requeue, who=asker):
+            return _info("asked", what=what, every_ms=every_ms, requeue=requeue, by=asker)
+
+
+def _times(current: Round | None, number: int, now_ms: int) -> dict[str, int]:
+    """What the save of this round took, for those who come after: save, hold of training, verification with the commit."""
+    if current is None or current.number != number or not current.go or current.written_ms is None:
+        return {}
+    return {
+        "save_ms": current.written_ms - current.go_ms,
+        "hold_ms": forecast.hold_of(current.written_ms, current.go_ms, current.held_ms),
+        "verify_ms": now_ms - current.written_ms,
+    }
 
 
 def _task(number: int) -> dict[str, int]:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from typing import Literal
 
 from ckpt_client import wire
 
 from ckpt_supervisor.core.between import Check, CheckedFile, Report, Stand, Tell, Turned
+from ckpt_supervisor.core.history import History
 from ckpt_supervisor.core.views import JobView, NoView
 
 
@@ -64,6 +66,8 @@ class CommandExited:
     task: int = 0
     pid: int = 0
     """Its process; 0 if there was none, or if the status is not that of this process."""
+    why: str = ""
+    """What is known of the reason beyond the status, such as a kill for lack of memory."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -138,6 +142,42 @@ class RequeueReturned:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Recalled:
+    """What earlier attempts came to was read."""
+
+    history: History
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stalled:
+    """Ranks below this task make no progress any more. `kind`: which way, in a word or two; `text`: for people, with numbers."""
+
+    task: int
+    ranks: tuple[int, ...]
+    kind: str
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Asked:
+    """The owner asks for something from outside (`ckptctl save`). `every`: `every_ms` is the interval from now on; None: auto."""
+
+    what: Literal["leave_after_save", "every"]
+    every_ms: int | None = None
+    requeue: bool = False
+    """After leaving the job is to come back."""
+    who: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Resubmitted:
+    """The command of --resubmit is over."""
+
+    accepted: bool
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed. `behind`: there is more that has come and was not taken in yet."""
 
@@ -167,5 +207,9 @@ Event = (
     | Adopted
     | Met
     | RequeueReturned
+    | Resubmitted
+    | Recalled
+    | Stalled
+    | Asked
     | Tick
 )

@@ -12,9 +12,9 @@ import dataclasses
 from ckpt_client import wire
 from msgspec.structs import replace
 
-from ckpt_supervisor.core import notices, parting
-from ckpt_supervisor.core.commands import CallRequeue, Command, Exit, Meet, to
-from ckpt_supervisor.core.events import CommitResult, Committed, Looked, Met, RequeueResult, RequeueReturned
+from ckpt_supervisor.core import comeback, forecast, notices, parting
+from ckpt_supervisor.core.commands import CallRequeue, Command, Exit, Meet, Resubmit, to
+from ckpt_supervisor.core.events import CommitResult, Committed, Looked, Met, RequeueResult, RequeueReturned, Resubmitted
 from ckpt_supervisor.core.names import step_name
 from ckpt_supervisor.core.policy import EXIT_CANCELLED, EXIT_INTERRUPTED, EXIT_STALE, NOT_LOOKED, Cause, Policy
 from ckpt_supervisor.core.state import Asking, Phase, Requeue, State
@@ -158,6 +158,19 @@ def returned(policy: Policy, state: State, event: RequeueReturned, now_ms: int) 
             return _pause(state, event.reason, now_ms)
 
 
+def resubmitted(state: State, event: Resubmitted) -> State:
+    """The command of --resubmit is over; what is left is training's own time to end."""
+    requeue = state.requeue
+    if requeue is None or requeue.asking is not Asking.RESUBMITTING:
+        return state
+    if event.accepted:
+        requeue = dataclasses.replace(requeue, asking=Asking.OVER, resubmitted=event.reason)
+    else:
+        reason = f"{requeue.reason}; the command of --resubmit failed ({event.reason})"
+        requeue = dataclasses.replace(requeue, asking=Asking.OVER, reason=reason)
+    return replace(state, requeue=requeue)
+
+
 def term_came(state: State) -> State:
     """A SIGTERM during the requeue: the accepted requeue has begun to end this step."""
     requeue = state.requeue
@@ -243,10 +256,19 @@ def finish(policy: Policy, state: State, why_not: str) -> tuple[State, Commands]
     if cause is Cause.CANCELLED:
         return done(state, EXIT_CANCELLED, f"cancelled; {saved}; not requeued, as a person ended this job")
     code = EXIT_INTERRUPTED if leaving.fresh else EXIT_STALE
-    if policy.requeue == "exit":
+    why = _why(state)
+    if cause is Cause.CRASHED and state.code is not None:
+        code, why = state.code, leaving.reason
+    barred = comeback.barred(policy, state) if requeue_is_open(state) else ""
+    if policy.requeue == "exit" and not barred:
         code = policy.requeue_exit
-        return done(state, code, f"{_why(state)}; {saved}; exit {code} asks Slurm to requeue the job (RequeueExit)")
-    return done(state, code, f"{_why(state)}; {saved}; {_what_next(policy, state, why_not)}")
+        return done(state, code, f"{why}; {saved}; exit {code} asks Slurm to requeue the job (RequeueExit)")
+    return done(state, code, f"{why}; {saved}; {_what_next(policy, state, why_not or barred)}")
+
+
+def requeue_is_open(state: State) -> bool:
+    """Whether nobody has had the job requeued."""
+    return state.requeue is None or (state.requeue.accepted_ms is None and state.requeue.resubmitted is None)
 
 
 def before_requeue_line(policy: Policy, state: State) -> str:
@@ -270,25 +292,41 @@ def _what_stands(policy: Policy, state: State) -> str:
     assert leaving is not None
     if leaving.fresh:
         return f"step {state.committed_step} is committed"
+    if state.notice is not None and state.notice.cause is Cause.CRASHED:
+        return f"{step_name(state.committed_step)} stands" if state.committed_step >= 0 else "there is no checkpoint"
+    failed = f"this save did not make it ({leaving.reason})"
+    if leaving.reason.startswith(forecast.NONE_BEGUN) or _cause(state) is Cause.HUNG:
+        failed = leaving.reason
     if state.committed_step >= 0:
-        return f"this save did not make it ({leaving.reason}); {step_name(state.committed_step)} stands"
+        return f"{failed}; {step_name(state.committed_step)} stands"
     if state.committed_step == NOT_LOOKED:
-        return f"this save did not make it ({leaving.reason}); what checkpoints there are stands, none had been chosen yet"
-    return f"this save did not make it ({leaving.reason}); there is no checkpoint"
+        return f"{failed}; what checkpoints there are stands, none had been chosen yet"
+    return f"{failed}; there is no checkpoint"
 
 
 def _what_next(policy: Policy, state: State, why_not: str) -> str:
     requeue = state.requeue
     if requeue is not None and requeue.accepted_ms is not None:
         return "Slurm has accepted the requeue, the job comes back by itself"
+    if requeue is not None and requeue.resubmitted is not None:
+        said = f" ({requeue.resubmitted})" if requeue.resubmitted else ""
+        return f"not requeued: {requeue.reason}; --resubmit has brought it back{said}"
     again = "start the same command again" + (" to go on from there" if state.committed_step >= 0 else "")
     if why_not:
-        return f"not requeued: {why_not}; {again}"
+        return f"not requeued: {why_not}; {_way_out(policy, state, why_not)}{again}"
     if not policy.slurm:
         return f"there is no Slurm to requeue it: {again}"
     if policy.requeue == "never":
         return f"not requeued (--requeue never): {again}"
     return again
+
+
+def _way_out(policy: Policy, state: State, why_not: str) -> str:
+    """Where Slurm itself refuses: what else there is."""
+    refused = "Slurm refused" in why_not or "requeue not confirmed" in why_not
+    if not refused or policy.resubmits or comeback.barred(policy, state):
+        return ""
+    return "--requeue exit:N (RequeueExit) or --resubmit CMD can bring it back on such a site; now "
 
 
 def _own_end_line(code: int) -> str:
@@ -297,7 +335,9 @@ def _own_end_line(code: int) -> str:
 
 def _asks(policy: Policy, state: State) -> bool:
     """Whether requeue is to be called at all."""
-    return policy.slurm and policy.requeue == "auto" and _cause(state) is not Cause.CANCELLED
+    if not policy.slurm or policy.requeue != "auto" or _cause(state) is Cause.CANCELLED:
+        return False
+    return state.requeue is not None or not comeback.barred(policy, state)
 
 
 def _cause(state: State) -> Cause:
@@ -308,6 +348,9 @@ def _over(policy: Policy, state: State, reason: str, now_ms: int) -> tuple[State
     """There will be no requeue: what is left is training's own time to end. The reason is "" for a job that was cancelled."""
     requeue = state.requeue
     assert requeue is not None
+    if reason and policy.resubmits and requeue.asking is not Asking.RESUBMITTING and not policy.heir:
+        requeue = dataclasses.replace(requeue, asking=Asking.RESUBMITTING, again_ms=None, reason=reason)
+        return replace(state, requeue=requeue), (Resubmit(reason),)
     requeue = dataclasses.replace(requeue, asking=Asking.OVER, again_ms=None, reason=reason)
     return requeue_tick(policy, replace(state, requeue=requeue), now_ms)
 

@@ -21,11 +21,29 @@ from ckpt_client import wire
 from ckpt_client.wire import NO_ROUND, FromRank
 from msgspec.structs import replace
 
-from ckpt_supervisor.core import adopting, checking, leaving, losses, masked, notices, parting, ranks, rounds, tasks, turns
+from ckpt_supervisor.core import (
+    adopting,
+    answers,
+    checking,
+    crashes,
+    forecast,
+    interval,
+    leaving,
+    losses,
+    masked,
+    notices,
+    parting,
+    ranks,
+    rounds,
+    tasks,
+    turns,
+    wishes,
+)
 from ckpt_supervisor.core.between import Report
 from ckpt_supervisor.core.commands import Command, to
 from ckpt_supervisor.core.events import (
     Adopted,
+    Asked,
     CommandExited,
     CommitResult,
     Committed,
@@ -34,8 +52,11 @@ from ckpt_supervisor.core.events import (
     Meaning,
     Met,
     RankGone,
+    Recalled,
     RequeueReturned,
+    Resubmitted,
     SignalCame,
+    Stalled,
     TaskCut,
     Tick,
     Verified,
@@ -64,10 +85,10 @@ def start(policy: Policy, now_ms: int) -> Result:
         epoch=policy.epoch,
         beat_ms=now_ms,
         stepped_ms=now_ms,
-        next_save_ms=None if policy.every_ms is None else now_ms + policy.every_ms,
+        began_step=policy.resume_step,
         next_adopt_ms=now_ms + adopting.LOOK_EVERY_MS if policy.adopts else None,
     )
-    return notices.look(policy, state, "start", now_ms)
+    return notices.look(policy, interval.with_next(policy, state, now_ms), "start", now_ms)
 
 
 def resumed(state: State, path: str, step_resumed: int, several: bool = False) -> State:
@@ -75,7 +96,8 @@ def resumed(state: State, path: str, step_resumed: int, several: bool = False) -
 
     `several`: it holds files of more ranks than rank 0.
     """
-    state = replace(state, resume_from=path, resume_step=step_resumed, committed_step=step_resumed)
+    began = step_resumed if not state.restarts else state.began_step
+    state = replace(state, resume_from=path, resume_step=step_resumed, committed_step=step_resumed, began_step=began)
     return replace(state, committed_here=False, started=True, several=several)
 
 
@@ -143,6 +165,8 @@ def hear(policy: Policy, state: State, word: FromRank, now_ms: int) -> Result:
     if isinstance(word, wire.Hello):
         generation = state.generation
         state, commands = ranks.hello(policy, state, word, now_ms)
+        if state.attached_ms is None and len(state.ranks):
+            state = replace(state, attached_ms=now_ms)
         if state.generation != generation and state.phase in (Phase.AGREEING, Phase.SAVING):
             state, more = turns.give_up(policy, state, f"the workers were started again (generation {state.generation})", now_ms)
             commands += more
@@ -178,7 +202,13 @@ def _note(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
             return adopting.adopted(state, event, now_ms)
         case Committed() if state.round is None or event.round != state.round.number:
             return leaving.late_commit(state, event), ()
-        case Verified() | Committed() | Met() | RequeueReturned() | Tick():
+        case Recalled(history=history):
+            return notices.recalled(policy, state, history, now_ms), ()
+        case Asked():
+            return wishes.asked(policy, state, event, now_ms), ()
+        case Resubmitted():
+            return leaving.resubmitted(state, event), ()
+        case Verified() | Committed() | Met() | RequeueReturned() | Stalled() | Tick():
             return state, ()
         case (
             wire.Hello()
@@ -235,16 +265,18 @@ def _running(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
             return turns.own_stops(policy, state, now_ms)
         case wire.Saved(who=who):
             state, commands = turns.written(policy, state, who, now_ms)
-            return state, (*_stale(state, event), *commands)
+            return state, (*answers.stale(state, event), *commands)
         case wire.Ack() | wire.Arrived():
-            return state, _stale(state, event)
+            return state, answers.stale(state, event)
         case wire.Hello() if state.notice is not None:
             return turns.begin(policy, state, Kind.LEAVE, now_ms)
         case wire.Failed(who=who) | wire.Finished(who=who) | wire.Left(who=who) | RankGone(who=who):
             return turns.written(policy, state, who, now_ms)
         case wire.Hello() | wire.Saving() | Report() | TaskCut():
             return state, ()  # The tables of ranks and tasks are up to date.
-        case Verified() | Committed() | Adopted() | Met() | RequeueReturned() | Tick():
+        case Stalled():
+            return crashes.stalled(policy, state, event, now_ms)
+        case Verified() | Committed() | Adopted() | Met() | RequeueReturned() | Resubmitted() | Recalled() | Asked() | Tick():
             return state, ()
 
 
@@ -252,22 +284,24 @@ def _agreeing(policy: Policy, state: State, event: Event, now_ms: int) -> Result
     """Prepare is out; T is not fixed."""
     match event:
         case wire.Ack():
-            if _is_stale(state, event):
-                return state, _stale(state, event)
+            if answers.is_stale(state, event):
+                return state, answers.stale(state, event)
             return rounds.acked(policy, state, event, now_ms)
         case wire.Hello(who=who):
             return rounds.join(policy, state, who, now_ms)
         case wire.Arrived(who=who, round=number):
             if number == NO_ROUND:
                 return state, (to(who, wire.Wait(NO_ROUND)),)
-            return state, _stale(state, event)
+            return state, answers.stale(state, event)
         case wire.Saved():
-            return state, _stale(state, event)
+            return state, answers.stale(state, event)
         case wire.Failed() | wire.Finished() | RankGone() | wire.Left() | CommandExited():
-            return turns.loss(policy, state, event, now_ms)
+            return losses.loss(policy, state, event, now_ms)
         case SignalCame() | Looked():
             return turns.turn(policy, state, now_ms)
-        case wire.Saving() | Report() | TaskCut() | Verified() | Committed() | Adopted() | Met() | RequeueReturned() | Tick():
+        case wire.Saving() | Report() | TaskCut() | Verified() | Committed() | Adopted() | Met() | RequeueReturned():
+            return state, ()
+        case Resubmitted() | Recalled() | Stalled() | Asked() | Tick():
             return state, ()
 
 
@@ -280,8 +314,8 @@ def _saving(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
                 if problem:
                     return turns.give_up(policy, rounds.lost(state, who, Stage.FAILED, problem), problem, now_ms)
                 return state, (to(who, wire.Wait(NO_ROUND)),)
-            if _is_stale(state, event):
-                return state, _stale(state, event)
+            if answers.is_stale(state, event):
+                return state, answers.stale(state, event)
             state, commands, problem = rounds.arrived(policy, state, event, now_ms)
             if problem:
                 return turns.give_up(policy, rounds.lost(state, who, Stage.FAILED, problem), problem, now_ms)
@@ -291,26 +325,28 @@ def _saving(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
         case wire.Saving():
             return rounds.saving(state, event), ()
         case wire.Saved(who=who):
-            if _is_stale(state, event):
-                return state, _stale(state, event)
+            if answers.is_stale(state, event):
+                return state, answers.stale(state, event)
             state, problem = rounds.saved(state, event)
             if problem:
                 return turns.give_up(policy, rounds.lost(state, who, Stage.FAILED, problem), problem, now_ms)
             if rounds.all_written(state):
                 return checking.begin(policy, state, now_ms)
-            return state, _hold(state, event)
+            return state, answers.hold(state, event)
         case wire.Ack(who=who):
-            if _is_stale(state, event):
-                return state, _stale(state, event)
+            if answers.is_stale(state, event):
+                return state, answers.stale(state, event)
             state, problem = rounds.on_its_way(state, event, now_ms)
             if problem:
                 return turns.give_up(policy, rounds.lost(state, who, Stage.FAILED, problem), problem, now_ms)
             return state, ()
         case wire.Failed() | wire.Finished() | RankGone() | wire.Left() | CommandExited():
-            return turns.loss(policy, state, event, now_ms)
+            return losses.loss(policy, state, event, now_ms)
         case SignalCame() | Looked():
             return turns.turn(policy, state, now_ms)
-        case wire.Hello() | Report() | TaskCut() | Verified() | Committed() | Adopted() | Met() | RequeueReturned() | Tick():
+        case wire.Hello() | Report() | TaskCut() | Verified() | Committed() | Adopted() | Met() | RequeueReturned():
+            return state, ()
+        case Resubmitted() | Recalled() | Stalled() | Asked() | Tick():
             return state, ()
 
 
@@ -320,12 +356,14 @@ def _verifying(policy: Policy, state: State, event: Event, now_ms: int) -> Resul
         case Verified():
             return checking.verified(policy, state, event, now_ms)
         case wire.Ack() | wire.Arrived() | wire.Saved():
-            return state, _hold(state, event)
+            return state, answers.hold(state, event)
         case SignalCame() | Looked():
             return turns.turn(policy, state, now_ms)
         case wire.Hello() | wire.Saving() | wire.Failed() | wire.Finished() | wire.Left() | RankGone() | CommandExited():
             return state, ()
-        case Report() | TaskCut() | Committed() | Adopted() | Met() | RequeueReturned() | Tick():
+        case Report() | TaskCut() | Committed() | Adopted() | Met() | RequeueReturned():
+            return state, ()
+        case Resubmitted() | Recalled() | Stalled() | Asked() | Tick():
             return state, ()
 
 
@@ -339,7 +377,7 @@ def _committing(policy: Policy, state: State, event: Event, now_ms: int) -> Resu
                 return state, ()
             if result in (CommitResult.COMMITTED, CommitResult.ALREADY_THERE):
                 state = replace(
-                    state,
+                    forecast.measured(state, now_ms),
                     committed_step=max(state.committed_step, current.at.n),
                     committed_here=True,
                     several=state.several or len(current.members) > 1,
@@ -350,7 +388,7 @@ def _committing(policy: Policy, state: State, event: Event, now_ms: int) -> Resu
             failed = f"{result.value}: {reason}" if reason else result.value
             return turns.give_up(policy, state, failed, now_ms, commit_over=result is CommitResult.FAILED)
         case wire.Ack() | wire.Arrived() | wire.Saved():
-            return state, _hold(state, event)
+            return state, answers.hold(state, event)
         case SignalCame() | Looked():
             state, commands = turns.turn(policy, state, now_ms)
             if current.committed:
@@ -359,7 +397,9 @@ def _committing(policy: Policy, state: State, event: Event, now_ms: int) -> Resu
             return state, commands
         case wire.Hello() | wire.Saving() | wire.Failed() | wire.Finished() | wire.Left() | RankGone() | CommandExited():
             return state, ()
-        case Report() | TaskCut() | Verified() | Adopted() | Met() | RequeueReturned() | Tick():
+        case Report() | TaskCut() | Verified() | Adopted() | Met() | RequeueReturned():
+            return state, ()
+        case Resubmitted() | Recalled() | Stalled() | Asked() | Tick():
             return state, ()
 
 
@@ -378,7 +418,7 @@ def _leaving(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
             return state, ()
         case SignalCame() | Looked() | Report() | TaskCut() | Verified() | Committed() | Adopted() | Met():
             return state, ()
-        case RequeueReturned() | Tick():
+        case RequeueReturned() | Resubmitted() | Recalled() | Stalled() | Asked() | Tick():
             return state, ()
 
 
@@ -399,7 +439,9 @@ def _requeueing(policy: Policy, state: State, event: Event, now_ms: int) -> Resu
             return state, leaving.answer(state, event)
         case wire.Saving() | wire.Failed() | wire.Finished() | wire.Left() | RankGone() | CommandExited():
             return state, ()
-        case SignalCame() | Report() | TaskCut() | Verified() | Committed() | Adopted() | Tick():
+        case SignalCame() | Report() | TaskCut() | Verified() | Committed() | Adopted() | Resubmitted() | Recalled():
+            return state, ()
+        case Stalled() | Asked() | Tick():
             return state, ()
 
 
@@ -480,8 +522,7 @@ def _running_due(policy: Policy, state: State, now_ms: int) -> Result:
     if wait_ms is not None:
         return turns.begin(policy, state, Kind.LEAVE, now_ms) if now_ms >= wait_ms else (state, ())
     if state.next_save_ms is not None and now_ms >= state.next_save_ms:
-        state = replace(state, next_save_ms=turns.next_save_ms(policy, now_ms))
-        return turns.begin(policy, state, Kind.PERIODIC, now_ms)
+        return turns.begin(policy, interval.with_next(policy, state, now_ms), Kind.PERIODIC, now_ms)
     return state, ()
 
 
@@ -492,24 +533,3 @@ def _own_stops_due(state: State, now_ms: int) -> Result:
     state, over = ranks.stopped_since(state, now_ms - OWN_STOP_MS)
     word = wire.Abort(NO_ROUND, "the checkpoint before is still being verified")
     return state, tuple(to(rank.who, word) for rank in over)
-
-
-# --- answers ----------------------------------------------------------------------------------------------------
-
-
-def _is_stale(state: State, word: wire.Ack | wire.Arrived | wire.Saved) -> bool:
-    return state.round is None or word.round != state.round.number or state.round.member(word.who) is None
-
-
-def _stale(state: State, word: wire.Ack | wire.Arrived | wire.Saved) -> Commands:
-    """A word of a round that is over: that rank may be parked, and is released."""
-    if word.round == NO_ROUND or not _is_stale(state, word):
-        return ()
-    return (to(word.who, wire.Abort(word.round, "this round is over")),)
-
-
-def _hold(state: State, word: wire.Ack | wire.Arrived | wire.Saved) -> Commands:
-    """A rank that is parked while the files are checked hears that it is heard."""
-    if word.round != NO_ROUND and _is_stale(state, word):
-        return _stale(state, word)
-    return (to(word.who, wire.Wait(word.round)),)

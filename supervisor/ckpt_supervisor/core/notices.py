@@ -10,9 +10,11 @@ import dataclasses
 
 from msgspec.structs import replace
 
+from ckpt_supervisor.core import interval
 from ckpt_supervisor.core.budget import cut
 from ckpt_supervisor.core.commands import Command, LookUp
 from ckpt_supervisor.core.events import Looked, Meaning, SignalCame
+from ckpt_supervisor.core.history import History
 from ckpt_supervisor.core.policy import Cause, Policy, Reading, lead_ms, read, runs
 from ckpt_supervisor.core.state import Notice, Phase, State
 from ckpt_supervisor.core.views import JobView, NoView
@@ -35,6 +37,9 @@ FIRST_RETRY_MS = 5_000
 LATE_MS = 1_500
 """For what a rank does between the end of a helper it waited for and its save."""
 
+LINGER_MS = 10_000
+"""With --linger training goes on after the save only if so much is left before the watch begins the last one."""
+
 WATCH_LOOK_MS = 3_000
 """The watch looks once more this long before it starts the last save."""
 
@@ -53,15 +58,18 @@ def signalled(policy: Policy, state: State, event: SignalCame, now_ms: int) -> t
             meaning=event.meaning,
             first_ms=now_ms,
             kill_at_ms=kill_at_ms,
-            budget=cut(now_ms, kill_at_ms),
+            budget=cut(now_ms, kill_at_ms, state.verify_ms),
             cause=Cause.UNKNOWN if policy.slurm else Cause.LOCAL,
             term_ms=now_ms if is_term else None,
             end_term_ms=now_ms if is_term else None,
             interrupts=int(event.meaning is Meaning.INTERRUPT),
         )
     else:
+        was_asked = notice.cause is Cause.ASKED  # By its owner; now by somebody else.
         notice = dataclasses.replace(
             notice,
+            name=event.name if was_asked else notice.name,
+            cause=notice.cause if not was_asked else Cause.UNKNOWN if policy.slurm else Cause.LOCAL,
             meaning=Meaning.LEAVE if is_term else notice.meaning,
             signals=notice.signals + 1,
             interrupts=notice.interrupts + int(event.meaning is Meaning.INTERRUPT),
@@ -70,7 +78,7 @@ def signalled(policy: Policy, state: State, event: SignalCame, now_ms: int) -> t
             relooks=0,
         )
         if is_term:
-            notice = _nearer(policy, notice, now_ms)
+            notice = _nearer(policy, state, notice, now_ms)
     return look(policy, replace(state, notice=notice), f"signal {event.name}", now_ms)
 
 
@@ -79,11 +87,11 @@ def inherited(state: State, kill_at_ms: int | None, now_ms: int) -> State:
     notice = state.notice
     assert notice is not None
     kill_at_ms = notice.kill_at_ms if kill_at_ms is None else min(notice.kill_at_ms, kill_at_ms)
-    notice = dataclasses.replace(notice, kill_at_ms=kill_at_ms, budget=cut(now_ms, kill_at_ms))
+    notice = dataclasses.replace(notice, kill_at_ms=kill_at_ms, budget=cut(now_ms, kill_at_ms, state.verify_ms))
     return replace(state, notice=notice, asked_ms=now_ms if state.looking else state.asked_ms)
 
 
-def _nearer(policy: Policy, notice: Notice, now_ms: int) -> Notice:
+def _nearer(policy: Policy, state: State, notice: Notice, now_ms: int) -> Notice:
     """A further SIGTERM: until a look says otherwise it is that of the end, a scancel or a requeue, and KillWait runs from it.
 
     A look can take longer than KillWait, or fail; waited for without this, it costs the way out.
@@ -91,7 +99,8 @@ def _nearer(policy: Policy, notice: Notice, now_ms: int) -> Notice:
     kill_at_ms = now_ms + (policy.kill_wait_ms if policy.slurm else policy.grace_ms)
     if kill_at_ms > notice.kill_at_ms - CUT_AGAIN_MS:
         return notice
-    return dataclasses.replace(notice, kill_at_ms=kill_at_ms, budget=cut(now_ms, kill_at_ms), deadline_known=False)
+    budget = cut(now_ms, kill_at_ms, state.verify_ms)
+    return dataclasses.replace(notice, kill_at_ms=kill_at_ms, budget=budget, deadline_known=False)
 
 
 def ahead(policy: Policy, state: State, now_ms: int) -> State:
@@ -104,7 +113,7 @@ def ahead(policy: Policy, state: State, now_ms: int) -> State:
         meaning=Meaning.LEAVE,
         first_ms=now_ms,
         kill_at_ms=kill_at_ms,
-        budget=cut(now_ms, kill_at_ms),
+        budget=cut(now_ms, kill_at_ms, state.verify_ms),
         cause=Cause.LIMIT_AHEAD,
         looked=True,
         signals=0,
@@ -141,6 +150,14 @@ def looked(policy: Policy, state: State, event: Looked, now_ms: int) -> tuple[St
     if again:
         return look(policy, state, "a signal came during the look", now_ms)
     return state, ()
+
+
+def recalled(policy: Policy, state: State, history: History, now_ms: int) -> State:
+    """What earlier attempts came to is known: how long saves take, and how often the run is interrupted."""
+    longest_ms = max((state.longest_save_ms, *history.saves_ms))
+    state = replace(state, history=history, longest_save_ms=longest_ms)
+    # The first save by time is still due an interval from the begin.
+    return state if state.next_save_ms is None else interval.with_next(policy, state, state.began_ms)
 
 
 def _since_ms(state: State, now_ms: int) -> int:
@@ -187,7 +204,7 @@ def _explained(policy: Policy, state: State, reading: Reading, view: JobView, no
                 meaning=Meaning.LEAVE,
                 first_ms=now_ms,
                 kill_at_ms=reading.kill_at_ms,
-                budget=cut(now_ms, reading.kill_at_ms),
+                budget=cut(now_ms, reading.kill_at_ms, state.verify_ms),
                 cause=reading.cause,
                 signals=0,
                 looked=True,
@@ -197,7 +214,7 @@ def _explained(policy: Policy, state: State, reading: Reading, view: JobView, no
             return replace(state, notice=notice)
         return state
     may_turn = notice.meaning is Meaning.NOTICE and state.phase.value < Phase.LEAVING.value
-    if may_turn and not reading.explained and _far(policy, reading, now_ms):
+    if may_turn and not reading.explained and _far(policy, reading, now_ms, state.longest_save_ms):
         if notice.relooks < TURN_RELOOKS:
             return _relook(state, now_ms)  # The first look may be too early; the save is running meanwhile.
         return replace(state, notice=None)
@@ -210,7 +227,7 @@ def _explained(policy: Policy, state: State, reading: Reading, view: JobView, no
         if reading.explained or notice.cause in (Cause.UNKNOWN, Cause.LIMIT_AHEAD, Cause.NO_END)
         else notice.cause,
         kill_at_ms=kill_at_ms,
-        budget=notice.budget if abs(kill_at_ms - notice.kill_at_ms) < CUT_AGAIN_MS else cut(now_ms, kill_at_ms),
+        budget=notice.budget if abs(kill_at_ms - notice.kill_at_ms) < CUT_AGAIN_MS else cut(now_ms, kill_at_ms, state.verify_ms),
         looked=True,
         deadline_known=notice.deadline_known or reading.explained,
         preempt_ms=view.preempt_ms if reading.cause is Cause.PREEMPTED and notice.preempt_ms is None else notice.preempt_ms,
@@ -236,14 +253,19 @@ def _kill_at_ms(policy: Policy, notice: Notice, reading: Reading, now_ms: int) -
     return min(notice.kill_at_ms, found_ms) if notice.deadline_known else max(found_ms, now_ms)
 
 
-def _far(policy: Policy, reading: Reading, now_ms: int) -> bool:
+def _far(policy: Policy, reading: Reading, now_ms: int, longest_save_ms: int) -> bool:
     """Whether a notice signal came with no end in sight, as when a person rehearses with `scancel --signal`.
 
-    With the watch off a far end still counts as a notice: nobody else would save before it.
+    With the watch off a far end still counts as a notice: nobody else would save before it. With --linger any end is far before
+    which the watch has still time to begin the last save itself.
     """
     if reading.kill_at_ms is None:
         return True
-    return policy.lead_ms is not None and reading.kill_at_ms - policy.kill_wait_ms - now_ms > policy.notice_horizon_ms
+    lead = lead_ms(policy, longest_save_ms)
+    if lead is None:
+        return False
+    horizon_ms = min(policy.notice_horizon_ms, lead + LINGER_MS) if policy.lingers else policy.notice_horizon_ms
+    return reading.kill_at_ms - policy.kill_wait_ms - now_ms > horizon_ms
 
 
 def _relook(state: State, now_ms: int) -> State:

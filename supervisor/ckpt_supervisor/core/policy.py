@@ -42,6 +42,9 @@ class Cause(enum.Enum):
     CANCELLED = "cancelled"
     REQUEUED = "requeued already"
     NO_END = "no end in sight"
+    CRASHED = "training failed"
+    HUNG = "training hung"
+    ASKED = "asked to leave"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,18 +64,32 @@ class Policy:
     """Local mode: time from the signal to the kill."""
     every_steps: int = 0
     every_ms: int | None = None
+    every_auto: bool = False
+    """The interval is chosen by what a save costs and how often the run is interrupted (interval.py)."""
+    mtbi_ms: int = 21_600_000
+    """What that begins with: the mean time between interruptions, before any was seen."""
     save_timeout_ms: int = 900_000
     leave_timeout_ms: int | None = None
     lead_ms: int | None = 30_000
     """Time before the job's end at which the watch starts the last save; None: no watch."""
     lead_auto: bool = True
     notice_horizon_ms: int = 600_000
+    lingers: bool = False
+    """An early notice of the time limit saves, and training goes on until the watch begins the last save."""
+    max_timeouts: int | None = None
+    max_crashes: int = 0
+    max_stalled: int | None = 10
+    """How many requeues there may be for each cause; None: any number."""
+    resubmits: bool = False
+    """There is a command that brings the job back where Slurm refuses to."""
+    on_hang: Literal["warn", "restart", "requeue"] = "warn"
     verify_full: bool = True
     adopts: bool = False
     """The program saves where it always did; what it wrote is looked for (--adopt)."""
     passes: str = ""
     """Name of the signal that the program itself saves at (--pass-signal); "" for none."""
     restarts: int = 0
+    """How often the command is started again in place."""
     tasks: int = 1
     """Supervisors of this step, one for each srun task; this one is task 0's, unless it is an heir."""
     turn_ms: int | None = None

@@ -67,8 +67,8 @@ def heard(state: State, word: FromRank, now_ms: int) -> State | None:
     match word:
         case wire.Finished():
             return put(state, replace(rank, finished=not rank.died, stopped_at=None))
-        case wire.Failed(round=wire.NO_ROUND, reason=reason):
-            return put(state, replace(rank, finished=False, died=reason or UNSAID))
+        case wire.Failed(round=wire.NO_ROUND, reason=reason, n=n):
+            return replace(put(state, replace(rank, finished=False, died=reason or UNSAID)), died_n=max(state.died_n, n))
         case wire.Left():
             return put(state, replace(rank, left=True, stopped_at=None))
         case wire.Arrived(round=wire.NO_ROUND, at=at):
@@ -87,8 +87,8 @@ def last_word(state: State, word: FromRank) -> State:
     match word:
         case wire.Finished() if not rank.finished and not rank.died:
             return put(state, replace(rank, finished=True))
-        case wire.Failed(round=wire.NO_ROUND, reason=reason) if not rank.died:
-            return put(state, replace(rank, finished=False, died=reason or UNSAID))
+        case wire.Failed(round=wire.NO_ROUND, reason=reason, n=n) if not rank.died:
+            return replace(put(state, replace(rank, finished=False, died=reason or UNSAID)), died_n=max(state.died_n, n))
         case _:
             return state
 

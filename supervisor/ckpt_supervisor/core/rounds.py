@@ -150,6 +150,8 @@ def arrived(policy: Policy, state: State, word: wire.Arrived, now_ms: int) -> tu
     if current.go:
         return state, (to(word.who, _go_word(current)),), ""
     if member.stage in (Stage.REQUESTED, Stage.AGREED):
+        if current.held_ms is None:
+            state = replace(state, round=replace(current, held_ms=now_ms))
         return _put(state, replace(member, stage=Stage.ARRIVED)), (), ""
     if all_arrived(state):
         return state, (), ""

@@ -15,7 +15,8 @@ from ckpt_client.wire import Position, Who
 
 from ckpt_supervisor.core.between import Stand
 from ckpt_supervisor.core.budget import Budget
-from ckpt_supervisor.core.events import Meaning
+from ckpt_supervisor.core.events import Asked, Meaning
+from ckpt_supervisor.core.history import NONE, History
 from ckpt_supervisor.core.policy import Cause
 from ckpt_supervisor.core.table import Table
 
@@ -145,6 +146,10 @@ class Round(msgspec.Struct, frozen=True):
     """As it was when T was fixed: workers that are started again during the commit may be of another number."""
     go: bool = False
     go_ms: int = 0
+    held_ms: int | None = None
+    """Since when the first rank stands at T."""
+    written_ms: int | None = None
+    """Since when all have written."""
     tries: int = 1
     verify_by_ms: int = 0
     full: bool = True
@@ -158,6 +163,17 @@ class Round(msgspec.Struct, frozen=True):
         """The part of this rank, if it has one."""
         member = self.members.get(who.rank)
         return member if member is not None and member.who == who else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Interval:
+    """How often to save by time, and why so often. Times in ms."""
+
+    every_ms: int
+    why: str
+    cost_ms: int | None = None
+    """With --every auto: how long a save holds training, and the mean time between interruptions."""
+    mtbi_ms: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -220,6 +236,7 @@ class Asking(enum.Enum):
     MEETING = "meeting the other steps of the job"
     LOOKING = "looking at the job again"
     CALLING = "calling scontrol requeue"
+    RESUBMITTING = "running the command of --resubmit"
     PAUSED = "trying again soon"
     ACCEPTED = "accepted"
     OVER = "not to be called any more"
@@ -240,6 +257,8 @@ class Requeue:
     accepted_ms: int | None = None
     term_seen: bool = False
     reason: str = ""
+    resubmitted: str | None = None
+    """What the command of --resubmit has said, once it has brought the job back."""
     cause: Cause = Cause.UNKNOWN
     """As it was seen right before the call: once that is accepted, the job's state tells of the requeue only."""
 
@@ -313,7 +332,31 @@ class State(msgspec.Struct, frozen=True):
     end_seen_ms: int = 0
     next_look_ms: int | None = None
     next_save_ms: int | None = None
+    interval: Interval | None = None
+    """How often saves by time are due; None for never."""
+    asked_every_ms: int | None = None
+    asked_auto: bool = False
+    """The owner has asked for another interval, or for one that is chosen."""
+    leave_asked: Asked | None = None
+    """The owner has asked it to leave after the next save."""
     longest_save_ms: int = 0
+    saves_ms: tuple[int, ...] = ()
+    """From Go to the last Saved of the newest rounds that were committed, newest first; how long each held training, below."""
+    holds_ms: tuple[int, ...] = ()
+    verify_ms: int = 0
+    """The longest verification and commit of them."""
+    history: History = NONE
+    """What earlier attempts came to, once it was read."""
+    began_step: int = -1
+    """Step that this attempt began with."""
+    attached_ms: int | None = None
+    """When the first rank attached."""
+    died_n: int = -1
+    """Step at which a rank of the command that has ended last died, as it has said; -1 if none has."""
+    last_crash: tuple[int, int] | None = None
+    """That step, and the exit status, when training failed by itself the last time."""
+    why_exited: str = ""
+    """What is known of the reason of the command's end beyond its status."""
     adopting: bool = False
     """A look at what the program has written is under way."""
     next_adopt_ms: int | None = None

@@ -164,7 +164,8 @@ def exited(policy: Policy, state: State, event: CommandExited) -> State:
         return state  # What was left of the start before, ended to make way for the next one.
     failed = event.code if state.failed is None and event.code != 0 else state.failed
     at_work = frozenset(who for who in state.at_work if who.task != event.task)  # What is below it ends with it.
-    state = replace(state, codes=state.codes.put(event.task, event.code), failed=failed, at_work=at_work)
+    why = event.why if event.why and event.code == failed else state.why_exited
+    state = replace(state, codes=state.codes.put(event.task, event.code), failed=failed, at_work=at_work, why_exited=why)
     state = replace(state, pids=state.pids.put(event.task, event.pid)) if event.pid else state
     return all_over(policy, state)
 
@@ -199,7 +200,8 @@ def join_is_over(policy: Policy, state: State, now_ms: int) -> State:
 
 def started_again(state: State) -> State:
     """The commands of all tasks are started once more."""
-    return replace(state, codes=Table(), pids=Table(), failed=None, code=None, over=False, at_work=frozenset())
+    state = replace(state, codes=Table(), pids=Table(), failed=None, code=None, over=False, at_work=frozenset())
+    return replace(state, why_exited="")
 
 
 def due(policy: Policy, state: State, tick: Tick, now_ms: int) -> tuple[State, tuple[Task, ...]]:

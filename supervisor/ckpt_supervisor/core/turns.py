@@ -1,7 +1,7 @@
 """How rounds begin, turn and end, and what follows them.
 
 Pure. Owns the ways from one phase to another that several phases share; machine.py owns which event leads where. Must not look at
-events beyond the loss of a member: a way is the same whoever takes it.
+events: a way is the same whoever takes it.
 """
 
 from __future__ import annotations
@@ -9,24 +9,9 @@ from __future__ import annotations
 from ckpt_client import wire
 from msgspec.structs import replace
 
-from ckpt_supervisor.core import adopting, leaving, masked, parting, ranks, rounds, tasks
-from ckpt_supervisor.core.between import Report
-from ckpt_supervisor.core.commands import Command, DropPartial, Prune, StartCommand
-from ckpt_supervisor.core.events import (
-    Adopted,
-    CommandExited,
-    Committed,
-    Event,
-    Looked,
-    Meaning,
-    Met,
-    RankGone,
-    RequeueReturned,
-    SignalCame,
-    TaskCut,
-    Tick,
-    Verified,
-)
+from ckpt_supervisor.core import adopting, crashes, forecast, interval, leaving, masked, parting, ranks, rounds, wishes
+from ckpt_supervisor.core.commands import Command, DropPartial, Prune
+from ckpt_supervisor.core.events import Meaning
 from ckpt_supervisor.core.policy import Cause, Policy
 from ckpt_supervisor.core.state import GivenUp, Kind, Phase, Stage, State
 
@@ -71,17 +56,23 @@ def begin(policy: Policy, state: State, kind: Kind, now_ms: int) -> Result:
                 return adopting.hand_on(policy, state, now_ms)
             return leaving.leave(policy, state, False, _nobody(state), now_ms)
         tries = _tries(state)
-        if waits and tries >= TRIES_MAX:
-            return state, ()  # See give_up.
+        if waits and (tries >= TRIES_MAX or forecast.too_late(state, now_ms)):
+            return state, ()  # See give_up; and it may only seem to be too late.
         if now_ms >= state.notice.budget.save_by_ms or tries >= TRIES_MAX:
             # A round that could only be given up at once would hide why the one before it was.
             return leaving.leave(policy, state, False, _no_time(state), now_ms)
+        late = forecast.too_late(state, now_ms)
+        if late:
+            return leaving.leave(policy, state, False, late, now_ms)
         state, commands = rounds.begin(policy, state, kind, now_ms, state.notice.budget.save_by_ms)
         if tries and state.round is not None:
             state = replace(state, round=replace(state.round, tries=tries + 1))
         return state, commands
     if not state.live or state.code is not None or policy.heir:
         return state, ()
+    state = wishes.leaving_round(policy, state, now_ms)
+    if state.notice is not None:
+        return begin(policy, state, Kind.LEAVE, now_ms)
     return rounds.begin(policy, state, kind, now_ms, now_ms + policy.save_timeout_ms)
 
 
@@ -90,7 +81,9 @@ def own_stops(policy: Policy, state: State, now_ms: int) -> Result:
     stops = [rank.stopped_at for rank in state.live if rank.stopped_at is not None]
     if not stops:
         return state, ()
-    return rounds.begin(policy, state, Kind.PERIODIC, now_ms, now_ms + policy.save_timeout_ms, at=min(stops))
+    state = wishes.leaving_round(policy, state, now_ms)
+    kind = Kind.PERIODIC if state.notice is None else Kind.LEAVE
+    return rounds.begin(policy, state, kind, now_ms, now_ms + policy.save_timeout_ms, at=min(stops))
 
 
 def turn(policy: Policy, state: State, now_ms: int) -> Result:
@@ -144,6 +137,13 @@ def all_here(policy: Policy, state: State, now_ms: int) -> Result:
     if current.at.n == state.committed_step:
         current = replace(current, committed=True, verify_by_ms=now_ms + LOOK_MS)
         return saved_all(policy, replace(state, phase=Phase.COMMITTING, round=current), now_ms)
+    notice = state.notice
+    if notice is not None and current.kind is Kind.LEAVE:
+        late = forecast.too_late(state, now_ms)
+        if late and not forecast.is_settled(state, notice, now_ms):
+            return state, ()  # It may only seem so: the look is about to tell.
+        if late:
+            return give_up(policy, state, late, now_ms, again=False)
     return rounds.go(state, now_ms)
 
 
@@ -158,7 +158,7 @@ def saved_all(policy: Policy, state: State, now_ms: int) -> Result:
     commands = rounds.abort(state, "committed, go on")
     if not current.go:
         state = ranks.no_longer_stopped(state)  # Nothing was written: the ranks still stand at this round's own stop.
-    state = replace(state, phase=Phase.RUNNING, round=None, next_save_ms=next_save_ms(policy, now_ms))
+    state = interval.with_next(policy, replace(state, phase=Phase.RUNNING, round=None), now_ms)
     need_ms = ((current.go_ms or now_ms) - current.began_ms + state.longest_save_ms) * 3 // 2
     state, more = back(policy, state, now_ms, need_ms)
     return state, (*commands, Prune(), *more)
@@ -176,7 +176,8 @@ def waits_until_ms(state: State) -> int | None:
     """Until when a notice in RUNNING waits for its look; None when it waits for nothing."""
     if state.notice is None or state.writing or state.closing_ms is not None:
         return None
-    return state.notice.first_ms + LOOK_MS if _may_turn(state) else state.notice.first_ms
+    by_ms = forecast.waits_until_ms(state, state.notice)
+    return state.notice.first_ms + LOOK_MS if _may_turn(state) else by_ms or state.notice.first_ms
 
 
 def give_up(policy: Policy, state: State, reason: str, now_ms: int, again: bool = True, commit_over: bool = False) -> Result:
@@ -206,8 +207,8 @@ def give_up(policy: Policy, state: State, reason: str, now_ms: int, again: bool 
         given_up=GivenUp(current, reason),
         given_up_in_a_row=state.given_up_in_a_row + 1,
         phase=Phase.RUNNING,
-        next_save_ms=next_save_ms(policy, now_ms),
     )
+    state = interval.with_next(policy, wishes.not_saved(state), now_ms)
     if current.kind is Kind.LEAVE and state.notice is not None:
         if state.code is not None:
             state, more = command_over(policy, state, now_ms)
@@ -257,59 +258,6 @@ def back(policy: Policy, state: State, now_ms: int, need_ms: int | None = None) 
     return own_stops(policy, state, now_ms)
 
 
-def loss(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
-    """A member will not save in this round."""
-    current = state.round
-    assert current is not None
-    match event:
-        case wire.Failed(who=who, round=number, reason=reason):
-            if number != current.number or current.member(who) is None:
-                return state, ()
-            return _lost(policy, state, who, Stage.FAILED, reason, now_ms)
-        case wire.Finished(who=who) | wire.Left(who=who):
-            member = current.member(who)
-            if member is None or member.stage is Stage.WRITTEN:
-                return state, ()
-            return _lost(policy, state, who, Stage.FINISHED, "left its training loop", now_ms)
-        case RankGone(who=who, how=how):
-            member = current.member(who)
-            if member is None or member.stage is Stage.WRITTEN:
-                return state, ()
-            return _lost(policy, state, who, Stage.GONE, how, now_ms)
-        case CommandExited(code=code, task=task):
-            where = f" of task {task}" if policy.tasks > 1 else ""
-            how = f"the command{where} ended with status {code}"
-            for member in current.members:
-                if member.who.task == task and member.stage is not Stage.WRITTEN:
-                    state = rounds.lost(state, member.who, Stage.GONE, how)
-            if state.round == current and state.code is None:
-                return state, ()  # None of its ranks is waited for, and the others train on.
-            return give_up(policy, state, f"{how} before the save was over", now_ms)
-        case (
-            wire.Hello()
-            | wire.Ack()
-            | wire.Arrived()
-            | wire.Saving()
-            | wire.Saved()
-            | Report()
-            | TaskCut()
-            | SignalCame()
-            | Looked()
-            | Verified()
-            | Committed()
-            | Adopted()
-            | Met()
-            | RequeueReturned()
-            | Tick()
-        ):
-            return state, ()
-
-
-def _lost(policy: Policy, state: State, who: wire.Who, stage: Stage, reason: str, now_ms: int) -> Result:
-    state = rounds.lost(state, who, stage, reason)
-    return give_up(policy, state, f"{ranks.describe_who(who)} {stage.value}: {reason}", now_ms)
-
-
 def command_over(policy: Policy, state: State, now_ms: int) -> Result:
     """The command has ended and no round is running."""
     code = state.code
@@ -336,16 +284,16 @@ def command_over(policy: Policy, state: State, now_ms: int) -> Result:
         ended = leaving.own_end(policy, state, code)
         reason = hidden or f"the command{_whose(policy, state)} ended with status {code} before it could save"
         return ended or leaving.leave(policy, state, False, reason, now_ms)
-    if code != 0 and state.restarts < policy.restarts and not any(task.gone for task in state.tasks):
-        restart = state.restarts + 1
-        state = tasks.started_again(state)
-        state = replace(state, restarts=restart, started=False, round=None, next_save_ms=next_save_ms(policy, now_ms))
-        state = replace(state, closing_ms=None, closed_look=False, settle_ms=None)
-        return ranks.all_gone(state), (StartCommand(restart),)
+    if code == 0:
+        return leaving.done(state, code, "training ended by itself")
     failed = f"training failed by itself with status {code}{_whose(policy, state)}"
     if hidden:
         failed = f"training failed by itself: {hidden}; the command ended with status 0 all the same"
-    return leaving.done(state, code, "training ended by itself" if code == 0 else failed)
+    elif state.why_exited:
+        failed = f"{failed}: {state.why_exited}"
+    if state.notice is not None:
+        return leaving.done(state, code, failed)
+    return crashes.failed(policy, state, code, failed, now_ms)
 
 
 def _whose(policy: Policy, state: State) -> str:
@@ -392,8 +340,3 @@ def cause_word(state: State) -> str:
         return state.notice.cause.value if state.notice.cause is not Cause.UNKNOWN else state.notice.name
     assert state.round is not None
     return state.round.kind.value
-
-
-def next_save_ms(policy: Policy, now_ms: int) -> int | None:
-    """When the next save by time is due, None without --every."""
-    return None if policy.every_ms is None else now_ms + policy.every_ms

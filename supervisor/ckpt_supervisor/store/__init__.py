@@ -23,6 +23,7 @@
 | retention | what may go | writes, deletes |
 | idle | is anybody at work here | reads, /proc |
 | repair | what lies beside, quarantine | writes, never deletes a checkpoint |
+| failed | whole ones that training fails from | writes, deletes |
 | room | whether the next one fits | asks, writes nothing |
 
 Everything here runs in worker threads, takes its bounds as arguments, returns data and logs nothing. It never
@@ -57,6 +58,17 @@ from ckpt_supervisor.store.commit import (
     why_not_ours,
 )
 from ckpt_supervisor.store.durable import free_bytes, sync_file
+from ckpt_supervisor.store.failed import (
+    FailedStart,
+    SetAside,
+    WhyFailed,
+    all_set_aside,
+    answered_for,
+    clear_past,
+    give_back,
+    lead_past,
+    set_aside,
+)
 from ckpt_supervisor.store.fence import (
     Ask,
     HeldByOther,
@@ -73,11 +85,15 @@ from ckpt_supervisor.store.found import Incomplete, Item, find, kinds, put_aside
 from ckpt_supervisor.store.idle import Held, taken_since, who_holds
 from ckpt_supervisor.store.layout import (
     ATTEMPT,
+    CONTROL,
+    DONE,
     JOURNAL,
     LATEST,
     MANIFEST,
     damaged_name,
+    failed_name,
     parse_damaged,
+    parse_failed,
     parse_partial,
     parse_step,
     parse_trash,
@@ -120,6 +136,8 @@ from ckpt_supervisor.text import one_line
 
 __all__ = [
     "ATTEMPT",
+    "CONTROL",
+    "DONE",
     "JOURNAL",
     "LATEST",
     "MANIFEST",
@@ -134,6 +152,7 @@ __all__ = [
     "Done",
     "Examined",
     "Expected",
+    "FailedStart",
     "Fenced",
     "FileEntry",
     "Finding",
@@ -155,22 +174,29 @@ __all__ = [
     "Reserve",
     "Room",
     "Search",
+    "SetAside",
     "Signature",
     "Stop",
     "Verdict",
+    "WhyFailed",
     "adopt",
+    "all_set_aside",
+    "answered_for",
     "can_be_seen",
     "check_epoch",
     "check_files",
     "check_foreign",
+    "clear_past",
     "commit",
     "damaged_name",
     "describe_holder",
     "discard",
     "encode_manifest",
     "examine",
+    "failed_name",
     "find",
     "free_bytes",
+    "give_back",
     "glance",
     "is_alive",
     "is_there_late",
@@ -178,6 +204,7 @@ __all__ = [
     "kinds",
     "latest_name",
     "latest_step",
+    "lead_past",
     "leftovers",
     "list_names",
     "load_readers",
@@ -190,6 +217,7 @@ __all__ = [
     "one_line",
     "other_step_named",
     "parse_damaged",
+    "parse_failed",
     "parse_partial",
     "parse_step",
     "parse_trash",
@@ -207,6 +235,7 @@ __all__ = [
     "reserve",
     "resume_path",
     "scan",
+    "set_aside",
     "set_kept",
     "settled",
     "signature",

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from ckpt_supervisor.store.layout import ATTEMPT, JOURNAL, LATEST, NUMBER_MAX, parse_damaged, parse_step
+from ckpt_supervisor.store.layout import ATTEMPT, DONE, JOURNAL, LATEST, NUMBER_MAX, parse_damaged, parse_step
 from ckpt_supervisor.store.look import NAMES_MAX, list_names
 
 _ENDS = r"[=_-]?0*([0-9]{1,18})(?![0-9A-Za-z]|\.[0-9])"
@@ -115,7 +115,7 @@ def _matches(folder: Path, last: str, *, ours: bool) -> dict[int, Path]:
         raise
     found: dict[int, Path] = {}
     for name in sorted(islice(names, NAMES_MAX), key=lambda name: (_version(name), name)):
-        if ours and (parse_step(name) is not None or name in (ATTEMPT, JOURNAL, LATEST)):
+        if ours and (parse_step(name) is not None or name in (ATTEMPT, DONE, JOURNAL, LATEST)):
             continue
         step = step_of(last, name)
         if step is not None:

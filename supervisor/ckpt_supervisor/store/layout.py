@@ -17,6 +17,11 @@ LATEST_BYTES_MAX = 4096
 
 ATTEMPT = "attempt"
 JOURNAL = "journal"
+DONE = "done.json"
+"""Which training in DIR came to its end by itself (finished.py)."""
+
+CONTROL = "control"
+"""Where the owner of a running job asks for something (control_files.py); never swept, never put aside."""
 
 STEP_DIGITS = 9
 NUMBER_MAX = 10**18 - 1
@@ -24,7 +29,8 @@ NUMBER_MAX = 10**18 - 1
 """
 
 _STEP = re.compile(r"step-([0-9]{9,18})")
-_HIDDEN = re.compile(r"\.(partial|trash|damaged)-step-([0-9]{9,18})-([0-9]{1,18})-([0-9]{1,18})")
+_HIDDEN = re.compile(r"\.(partial|trash|damaged|failed)-step-([0-9]{9,18})-([0-9]{1,18})-([0-9]{1,18})")
+_WHY = ".json"
 _KEEP = re.compile(r"\.keep-(step-[0-9]{9,18})")
 _CLAIM = re.compile(r"\.attempt-([0-9]{9,18})")
 
@@ -74,6 +80,26 @@ def damaged_name(step: int, epoch: int, k: int) -> str:
 def parse_damaged(name: str) -> tuple[int, int, int] | None:
     """(step, epoch, k) of one put aside, None if this is not one that we write."""
     return _parse_hidden("damaged", name)
+
+
+def failed_name(step: int, epoch: int, k: int) -> str:
+    """Name under which a checkpoint is set aside from which training has failed again and again; `epoch` is its manifest's."""
+    return _hidden_name("failed", step, epoch, k)
+
+
+def parse_failed(name: str) -> tuple[int, int, int] | None:
+    """(step, epoch, k) of one set aside, None if this is not one that we write."""
+    return _parse_hidden("failed", name)
+
+
+def why_failed_name(name: str) -> str:
+    """Name of the record beside such a one: why it was set aside."""
+    return f"{name}{_WHY}"
+
+
+def parse_why_failed(name: str) -> tuple[int, int, int] | None:
+    """(step, epoch, k) of such a record, None if this is not one that we write."""
+    return parse_failed(name.removesuffix(_WHY)) if name.endswith(_WHY) else None
 
 
 def keep_name(step: int) -> str:

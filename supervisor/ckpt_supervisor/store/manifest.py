@@ -63,6 +63,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     cause: str
     created_at: str
     verified: Mode
+    save_ms: _Count = 0
+    """From the instant at which all ranks began to save to the last one's word that it had; 0 if that is not known."""
     files: tuple[FileEntry, ...]
     adopted: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     """Names of what a program itself wrote and this is a copy of (--adopt); left out of the others."""

@@ -24,6 +24,7 @@ from ckpt_supervisor.store.layout import (
     LATEST_BYTES_MAX,
     damaged_name,
     parse_damaged,
+    parse_failed,
     parse_partial,
     parse_step,
     parse_trash,
@@ -39,11 +40,12 @@ from ckpt_supervisor.store.verify import Progress, verify_checkpoint
 CERTAIN = frozenset({Verdict.MISSING, Verdict.TRUNCATED, Verdict.CORRUPT, Verdict.MIXED})
 """Verdicts that say damage. `unknown` may be whole; `foreign` may be somebody's and whole."""
 
-Kind = Literal["checkpoint", "damaged", "partial", "trash"]
+Kind = Literal["checkpoint", "damaged", "failed", "partial", "trash"]
 
 
 class Leftover(msgspec.Struct, frozen=True):
-    """What lies in a directory beside its checkpoints: put aside as damaged, being written, or on its way out."""
+    """What lies in a directory beside its checkpoints: put aside as damaged, or as training fails from it, being written, or on
+    its way out."""
 
     kind: Kind
     step: int
@@ -76,9 +78,9 @@ def leftovers(root: str | os.PathLike[str]) -> tuple[Leftover, ...]:
             return ()
         raise
     found = []
-    kinds: tuple[Kind, ...] = ("damaged", "partial", "trash")
+    kinds: tuple[Kind, ...] = ("damaged", "failed", "partial", "trash")
     for name in names:
-        for kind, parse in zip(kinds, (parse_damaged, parse_partial, parse_trash), strict=True):
+        for kind, parse in zip(kinds, (parse_damaged, parse_failed, parse_partial, parse_trash), strict=True):
             parts = parse(name)
             if parts is not None:
                 found.append(Leftover(kind, parts[0], parts[1], Path(root) / name))

@@ -32,7 +32,7 @@ _LAST_MIN = 24
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One line of a list. `kind`: checkpoint, damaged (put aside), partial, trash.
+    """One line of a list. `kind`: checkpoint, damaged (put aside), failed (set aside, training fails from it), partial, trash.
 
     `marks`: latest, protected, milestone. `bytes`: measured, where no manifest states it.
     """
@@ -121,7 +121,7 @@ def table(rows: Iterable[Row], look: Look) -> list[str]:
 
 def _cells(row: Row, now: datetime) -> dict[str, str]:
     manifest = row.manifest
-    word = row.verdict or {"damaged": "put aside", "partial": "partial", "trash": "going"}[row.kind]
+    word = row.verdict or {"damaged": "put aside", "failed": "set aside", "partial": "partial", "trash": "going"}[row.kind]
     notes = list(row.marks)
     if adopted(manifest):
         notes.append("adopted")
@@ -129,6 +129,8 @@ def _cells(row: Row, now: datetime) -> dict[str, str]:
         notes.append("only its structure was verified")
     if row.kind == "damaged" and row.verdict is not None:
         notes.append("put aside")
+    if row.kind == "failed":
+        notes.append(f"training fails from it; back by: ckptctl repair --restore {row.step}")
     if row.kind == "partial":
         notes.append(f"epoch {row.epoch}")
     if row.problem is not None:
@@ -156,7 +158,7 @@ def _aligned(line: dict[str, str], widths: dict[str, int]) -> str:
 def words(row: Row, resume: str, look: Look, files: int = FILES_SHOWN) -> list[str]:
     """One checkpoint in words. `resume`: what the next start would do with it."""
     manifest = row.manifest
-    verdict = row.verdict or ("not looked into" if row.kind == "damaged" else "none")
+    verdict = row.verdict or ("not looked into" if row.kind in ("damaged", "failed") else "none")
     head = painted(f"step {row.step}", "bold", look.colour) + f"  {one_line(row.path)}"
     by_what = "by names and sizes; ckptctl verify reads the bytes" if row.problem is None else row.problem.told
     if row.verdict is None:
@@ -164,6 +166,7 @@ def words(row: Row, resume: str, look: Look, files: int = FILES_SHOWN) -> list[s
     facts = [("verdict", painted(verdict, verdict, look.colour) + (f", {by_what}" if by_what else ""))]
     if row.kind != "checkpoint":
         what = {"damaged": "put aside as damaged", "partial": "being written, or left by a start that died"}
+        what["failed"] = f"set aside, as training failed from it; back by: ckptctl repair --restore {row.step}"
         facts.append(("kind", what.get(row.kind, "on its way out")))
     if manifest is not None:
         facts += _facts(manifest, look.now)

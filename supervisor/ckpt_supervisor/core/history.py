@@ -1,0 +1,36 @@
+"""What earlier attempts came to, as far as decisions rest on it.
+
+Plain data, no behaviour: history.py of the shell reads it from the journals (and manifests) of a directory. Attempts are counted
+there, never by SLURM_RESTART_COUNT, which counts restarts of every kind and is unset at first (field case 54).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+SAVES_MAX = 5
+"""Of so many saves, the newest ones, it is told how long they took."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class History:
+    """What came before this start. Times in ms."""
+
+    timeouts: int = 0
+    """Attempts of this job that its time limit has ended."""
+    crashes: int = 0
+    """Attempts of this job that were requeued since training had failed by itself."""
+    stalled: int = 0
+    """Attempts of this job in a row, the last one among them, that had their time and committed nothing newer than they resumed
+    from."""
+    saves_ms: tuple[int, ...] = ()
+    """From Go to the last rank's Saved, newest first, of any job in this directory."""
+    holds_ms: tuple[int, ...] = ()
+    """How long training was held by each of them."""
+    interruptions: int = 0
+    """How often an attempt in this directory was ended by anything but its own end."""
+    ran_ms: int = 0
+    """How long these attempts trained, all together."""
+
+
+NONE = History()

@@ -1,0 +1,109 @@
+"""The command of --resubmit as a real process: what it finds, how long it may take, and what of it is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ckpt_supervisor import resubmit
+from ckpt_supervisor.children import Claims
+from ckpt_supervisor.config import read_options
+from ckpt_supervisor.launch import Launch
+from ckpt_supervisor.startup import Job
+
+from tests.support.run import environment, eventually, is_alive
+from tests.support.tasks_stage import task_env
+
+UNUSED: Any = None
+
+
+class Stage:
+    """A launch whose command of --resubmit is this one."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.claims = Claims()
+
+    def run(self, command: str, timeout_s: float = 30.0, env: Mapping[str, str] | None = None) -> resubmit.Answer:
+        """Run it once."""
+        options = read_options(["--dir", str(self.directory / "ckpt"), "--resubmit", command, "--", "t"], {})
+        base = environment({"PATH": os.environ["PATH"], "OUT": str(self.directory), **(env or {})})
+        job = Job("77_3", 1, "0", 0, None)
+        launch = Launch(options, base, job, 1, UNUSED, UNUSED, self.claims, UNUSED)
+        return resubmit.run(launch, "Slurm refused the requeue", timeout_s)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    """A stage on which nothing is waited for in the end."""
+    made = Stage(tmp_path)
+    yield made
+    assert made.claims.claimed() == frozenset()
+
+
+def test_it_finds_the_job_the_directory_and_the_reason(stage: Stage) -> None:
+    """In its environment; the beginning of what it prints, on both outputs, is the answer."""
+    told = stage.run('echo "$CKPT_SUPERVISE_JOB|$CKPT_SUPERVISE_DIR|$CKPT_SUPERVISE_REASON"; echo more >&2')
+    assert told == (True, f"77_3|{stage.directory / 'ckpt'}|Slurm refused the requeue\\nmore")
+
+
+def test_what_slurm_says_of_the_step_is_not_handed_on(stage: Stage) -> None:
+    """sbatch would give it to the new job, whose first start would take itself for a task of a step, and for a restart."""
+    more = {"SLURM_LOCALID": "1", "CKPT_SUPERVISE_SOCKET": "ipc://x", "PATH": os.environ["PATH"]}
+    step = task_env(3, 8, SLURM_RESTART_COUNT="4", SLURM_SRUN_COMM_PORT="7", **more)
+    told = stage.run("env | grep -E '^(SLURM|CKPT)_' | cut -d= -f1 | sort | tr '\\n' ' '", env=step)
+    assert told.said.split() == [
+        "CKPT_SUPERVISE_DIR", "CKPT_SUPERVISE_JOB", "CKPT_SUPERVISE_REASON", "SLURM_JOB_ID", "SLURM_NTASKS",
+    ]  # fmt: skip
+    new = {"CKPT_SUPERVISE_DIR": "d", "CKPT_SUPERVISE_JOB": "77", "CKPT_SUPERVISE_REASON": "r"}
+    assert read_options(["--", "t"], new).dir == Path("d").absolute(), "a supervisor in the new job takes no offence at them"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("echo sbatch: error: invalid account; exit 1", "it ended with 1: sbatch: error: invalid account"),
+        ("exit 9", "it ended with 9"),
+        ("kill -KILL $$", "it ended with 137"),
+        ("no-such-command-at-all 2>/dev/null", "it ended with 127"),
+    ],
+)
+def test_what_fails_is_told_with_its_status_and_its_words(stage: Stage, command: str, said: str) -> None:
+    """Anything but 0 means that the job has not been brought back."""
+    assert stage.run(command) == (False, said)
+
+
+def test_what_takes_too_long_is_killed_with_everything_below_it(stage: Stage) -> None:
+    """A controller that does not answer must not hold up the end of the step, nor leave anything behind."""
+    told = stage.run('echo began; sleep 1000 & echo $! > "$OUT/pid"; wait', timeout_s=1.0)
+    assert told == (False, "it did not end within 1 s and was killed: began")
+    pid = int((stage.directory / "pid").read_text())
+    eventually(lambda: not is_alive(pid), "the end of what it had started")
+
+
+def test_its_own_end_counts_and_not_that_of_what_it_leaves_behind(stage: Stage) -> None:
+    """Something in the background that holds its output open."""
+    told = stage.run('sleep 1000 & echo $! > "$OUT/pid"; echo done', timeout_s=60.0)
+    try:
+        assert told == (True, "done")
+    finally:
+        os.kill(int((stage.directory / "pid").read_text()), signal.SIGKILL)
+
+
+def test_a_flood_of_output_is_cut_and_does_not_block_it(stage: Stage) -> None:
+    """The first 300 characters, as one line, whatever is in it."""
+    words = f"{sys.executable} -c \"import sys; sys.stdout.buffer.write(b'\\x1b[31m\\xff' + b'x' * 5_000_000)\""
+    told = stage.run(words)
+    assert told.accepted
+    assert len(told.said) == resubmit.TEXT_CHARS_MAX
+    assert told.said.isprintable()
+
+
+def test_a_broadcast_to_the_step_does_not_end_it(stage: Stage) -> None:
+    """As scontrol it is a process of the step: with proctrack/linuxproc it gets the SIGTERM too."""
+    assert stage.run("kill -TERM $$; kill -USR1 $$; kill -INT $$; echo submitted") == (True, "submitted")
