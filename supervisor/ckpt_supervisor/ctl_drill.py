@@ -1,8 +1,8 @@
 """`ckptctl drill`: rehearses every way in which a job is interrupted, on the user's own command.
 
 Owns its command line, the scratch directory, and who runs when; what is played is in drill/. Must not touch the user's own
-checkpoints: everything lies in a fresh directory beside them, which is removed in the end. Slurm is played: none is needed, and
-where there is one it is only asked for the times that it gives.
+checkpoints: everything lies in a fresh directory beside them, which is removed in the end. Slurm is played, and where there is one
+it is asked for the times that it gives; with --cluster it runs jobs of the drill's own, with --job one that runs gets a signal.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ examples:
   ckptctl drill -- python train.py                                          all paths, without Slurm
   ckptctl drill --options "--every-steps 500" --grace 60s -- python train.py
   ckptctl drill --path warning,nodeloss --json -- python train.py
+  ckptctl drill --cluster --sbatch-args "-p gpu --gpus 1" -- python train.py    short jobs on the real Slurm
+  ckptctl drill --job 4711                                                  a job of yours that runs: saves, and trains on
 """
 
 
@@ -93,6 +95,10 @@ def add(kinds: Any, common: argparse.ArgumentParser) -> None:
         drill.add_argument(f"--{name}", metavar="TIME", help=what)
     drill.add_argument("--partition", metavar="NAME", default="", help="whose GraceTime counts (default: the site's default)")
     drill.add_argument("--side-by-side", metavar="N", type=int, default=1, help="rehearse so many paths at a time (default: 1)")
+    drill.add_argument("--cluster", action="store_true", help="submit short jobs of its own to the real Slurm")
+    drill.add_argument("--sbatch-args", metavar="TEXT", default="", help="with --cluster: options of sbatch, as -p, -A, --gpus")
+    drill.add_argument("--preempt-with", metavar="TEXT", default="", help="with --cluster: sbatch options of a job that preempts")
+    drill.add_argument("--job", metavar="JOB", help="rehearse on a job of yours that runs: it saves, and trains on")
     drill.add_argument("command", nargs="*", metavar="COMMAND", help="the training command, after --")
     drill.set_defaults(run=run)
 
@@ -104,6 +110,8 @@ class _Wrong(Exception):
 def run(arguments: argparse.Namespace) -> int:
     """Rehearse; the exit status."""
     try:
+        if arguments.job:
+            return _on_a_job(arguments)
         plan, paths = plan_of(arguments)
         _can(plan, paths, arguments)
     except _Wrong as error:
@@ -221,7 +229,13 @@ def _options(arguments: argparse.Namespace, problems: list[str]) -> tuple[Option
 
 def _can(plan: Plan, paths: Sequence[str], arguments: argparse.Namespace) -> None:
     """Whether it can begin at all. Raises _Wrong."""
-    if shutil.which(plan.command[0], path=arguments.environ.get("PATH")) is None:
+    if arguments.cluster:
+        from ckpt_supervisor.drill import cluster
+
+        problem = cluster.missing(arguments.environ)
+        if problem:
+            raise _Wrong(problem)
+    elif shutil.which(plan.command[0], path=arguments.environ.get("PATH")) is None:
         raise _Wrong(f"{plan.command[0]!r} was not found, or cannot be run")
     if "limit" in paths and plan.lead_ms is None:
         complain("drill: with --lead off nothing watches the time limit: path limit will lose what KillWait cannot save")
@@ -296,6 +310,11 @@ def _rehearse(
 
 
 def _ground(plan: Plan, own: Path, place: int, arguments: argparse.Namespace) -> Ground:
+    if arguments.cluster:
+        from ckpt_supervisor.drill.cluster import ClusterGround
+
+        more = shlex.split(arguments.sbatch_args), shlex.split(arguments.preempt_with)
+        return ClusterGround(own, plan, arguments.environ, *more)
     from ckpt_supervisor.drill.local import LocalGround
 
     return LocalGround(own, place, plan, arguments.environ)
