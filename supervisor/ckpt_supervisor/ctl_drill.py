@@ -1,8 +1,8 @@
 """`ckptctl drill`: rehearses every way in which a job is interrupted, on the user's own command.
 
 Owns its command line, the scratch directory, and who runs when; what is played is in drill/. Must not touch the user's own
-checkpoints: everything lies in a fresh directory beside them, which is removed in the end. Slurm is played, and where there is one
-it is asked for the times that it gives; with --cluster it runs jobs of the drill's own, with --job one that runs gets a signal.
+checkpoints: everything lies in a fresh directory beside them, which is removed in the end. Slurm is played, and where there is
+one it is asked for the times that it gives; with --cluster it runs jobs of the drill's own, with --job a job gets a signal.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def plan_of(arguments: argparse.Namespace) -> tuple[Plan, tuple[str, ...]]:
         problems.append(paths)
     if not 1 <= arguments.side_by_side <= SIDE_BY_SIDE_MAX:
         problems.append(f"--side-by-side {arguments.side_by_side}: give a number from 1 to {SIDE_BY_SIDE_MAX}")
-    if not arguments.command:
+    if not arguments.command or not arguments.command[0]:
         problems.append("no command: write it after --, as in: ckptctl drill -- python train.py")
     options, words = _options(arguments, problems)
     if problems or options is None or isinstance(paths, str):
@@ -212,9 +212,7 @@ def _options(arguments: argparse.Namespace, problems: list[str]) -> tuple[Option
         problems.append("--options: neither --dir nor --continues nor --: the drill has a directory and a command of its own")
         return None, ()
     try:
-        options = read_options(
-            [*words, "--dir", tempfile.gettempdir(), "--", *(arguments.command or ["true"])], arguments.environ
-        )
+        options = read_options([*words, "--dir", tempfile.gettempdir(), "--", "true"], arguments.environ)
     except UsageError as error:
         problems += [f"--options: {problem}" for problem in error.problems]
         return None, ()

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from ckpt_supervisor import store
-from ckpt_supervisor.core.policy import EXIT_INTERRUPTED
+from ckpt_supervisor.core.policy import EXIT_INTERRUPTED, Cause
 from ckpt_supervisor.core.state import Kind
 
 NAME_PARTS = 5
@@ -46,6 +46,8 @@ class Start:
     """The highest number of finished steps that anything tells of; -1 if nothing does."""
     committed: frozenset[int] = frozenset()
     noticed: bool = False
+    by_itself: bool = False
+    """Training failed by itself, and the job was to be requeued for that."""
     code: int | None = None
     """Of the command, None if it is not known to have ended."""
     reason: str = ""
@@ -92,6 +94,8 @@ def last_failure(directory: Path, job: str, epoch: int) -> str:
                 began_ms = None
             case "leaving" if line.get("outcome") == "stale":
                 failure = f"the attempt before this one could not save ({notice}): {line.get('reason')}{had}"
+                if notice == Cause.CRASHED.value:
+                    failure = f"in the attempt before this one {line.get('reason')}"
             case "exit" if line.get("code") in (0, EXIT_INTERRUPTED):
                 failure = ""  # Training came to its end all the same, or a late commit came through.
     return failure
@@ -201,7 +205,9 @@ def _with(start: Start, line: dict[str, Any], since_ms: int | None) -> Start:
         case "rank_hello":
             return dataclasses.replace(start, attached=True)
         case "notice" | "leaving":
-            return dataclasses.replace(start, noticed=True)
+            # The notice that training's own failure brings about, for a requeue, takes nothing from that failure.
+            by_itself = start.by_itself or line.get("cause") == Cause.CRASHED.value
+            return dataclasses.replace(start, noticed=start.noticed or not by_itself, by_itself=by_itself)
         case "rank_agreed":
             # Where it will be at its next boundary: one step more than it has finished.
             match line.get("entered"):

@@ -17,20 +17,19 @@ from typing import TYPE_CHECKING
 
 from ckpt_client import wire
 
-from ckpt_supervisor import dumps, standing
 from ckpt_supervisor.core import between
 from ckpt_supervisor.core import events as ev
 from ckpt_supervisor.core.describe import Entry, spans
 from ckpt_supervisor.core.hangs import DOINGS_MAX, Detector, Doing, Stall
 from ckpt_supervisor.core.state import Phase, State
-from ckpt_supervisor.dumps import Dump
 from ckpt_supervisor.lanes import Broken, Lanes
 from ckpt_supervisor.launch import Launch
-from ckpt_supervisor.standing import Way
 from ckpt_supervisor.stderr import say
 
-if TYPE_CHECKING:  # Only a step of several tasks has these.
+if TYPE_CHECKING:  # Imported when there is a hang; only a step of several tasks has the third.
+    from ckpt_supervisor.dumps import Dump
     from ckpt_supervisor.others import Coordinating, Following
+    from ckpt_supervisor.standing import Way
 
 FRESH = 3
 """What another task is busy with holds for so many times in which it is said again."""
@@ -74,6 +73,7 @@ class Hangs:
         self._floor_ms = floor_ms
         self._every_ms = wire.progress_ms(floor_ms)
         self._detector = Detector(floor_ms)
+        self.clock = _now_ms
         self._at_ms: int | None = None
         self._looks = False
         """A look at ranks that stand still is under way."""
@@ -85,7 +85,7 @@ class Hangs:
         if self._coordinating is not None:
             self._coordinating.on_hangs = self._from_task
         if self._following is not None:
-            self._following.on_hangs = lambda word: self._detector.excuse(word.doings, _now_ms())
+            self._following.on_hangs = lambda word: self._detector.excuse(word.doings, self.clock())
 
     @property
     def times_ms(self) -> tuple[int | None, ...]:
@@ -96,7 +96,7 @@ class Hangs:
         """Learn from a rank's progress."""
         if not isinstance(word, wire.Progress):
             return
-        now = _now_ms()
+        now = self.clock()
         if self._detector.heard(word, now) and word.who in self._hung:
             self._hung -= {word.who}
             if not self._hung:
@@ -144,7 +144,7 @@ class Hangs:
         """What another task's supervisor says of its ranks."""
         match word:
             case between.Busy(task=task, doings=doings):
-                now = _now_ms()
+                now = self.clock()
                 if 0 < task < self._launch.job.tasks:
                     self._busy[task] = (now, doings)
                 self._detector.excuse(doings, now)
@@ -157,6 +157,8 @@ class Hangs:
     # --- a hang -------------------------------------------------------------------------------------------------------
 
     def _look_why(self, now_ms: int) -> None:
+        from ckpt_supervisor import dumps, standing
+
         stalls = self._detector.near(now_ms)
         words = {word.who: word for word in self._detector.words()}
         first = [words.pop(stall.who) for stall in stalls if stall.who in words]
@@ -171,27 +173,31 @@ class Hangs:
         self._lanes.post("watch", "looking at ranks that stand still", examine, self._examined)
 
     def _examined(self, found: Found | Broken) -> None:
+        from ckpt_supervisor.standing import GONE
+
         self._looks = False
         if isinstance(found, Broken):
             return self._log(Entry("hang_not_examined", "error", {"reason": f"{type(found.error).__name__}: {found.error}"}))
         pairs = list(zip(found.stalls, found.ways, strict=True))
         for stall, way in pairs:
-            if way.kind == standing.GONE:
+            if way.kind == GONE:
                 self._detector.drop(stall.who)
         # Meanwhile one may have moved, or ended: that is no hang of it.
-        still = {stall.who for stall in self._detector.near(_now_ms())}
+        still = {stall.who for stall in self._detector.near(self.clock())}
         stuck = [(stall, way) for stall, way in pairs if stall.who in still]
         if not stuck or self._is_quiet():
             return None
         for stall, _ in stuck:
             self._detector.tell(stall.who)
         self._hung = frozenset(stall.who for stall, _ in stuck)
-        gone = [(stall, way) for stall, way in pairs if way.kind == standing.GONE]
+        gone = [(stall, way) for stall, way in pairs if way.kind == GONE]
         return self._tell([*gone, *stuck], found.dumps)
 
     def _tell(self, pairs: list[tuple[Stall, Way]], taken: tuple[Dump, ...]) -> None:
         """The journal, stderr, and the machine, which decides what is done about it."""
-        pairs = sorted(pairs, key=lambda pair: (standing.KINDS.index(pair[1].kind), pair[0].who.rank))
+        from ckpt_supervisor.standing import KINDS
+
+        pairs = sorted(pairs, key=lambda pair: (KINDS.index(pair[1].kind), pair[0].who.rank))
         longest = max((stall for stall, _ in pairs), key=lambda stall: stall.stood_ms)
         kind, text = pairs[0][1].kind, text_of(pairs)
         ranks = tuple(sorted(stall.who.rank for stall, _ in pairs))

@@ -55,6 +55,7 @@ class _Look:
         self.is_ours = 0 < pid <= children.PID_MAX
         self.state = procfs.state_of(pid) if self.is_ours else "gone"
         self.used_ms = threads.used_ticks(pid, pid) * 1_000 // max(1, os.sysconf("SC_CLK_TCK"))
+        self.runs = threads.runs(pid, pid)
         self.waits_in = threads.waits_in(pid, pid)
         self.tracer = threads.tracer_of(pid)
 
@@ -75,8 +76,9 @@ def _way(is_silent: bool, before: _Look, after: _Look) -> Way:
     if before.state == after.state == "uninterruptible":
         return Way(ASLEEP, f"sleeps uninterruptibly{waits_in}: a device or a file server does not answer")
     share = max(0, after.used_ms - before.used_ms) * 100 // APART_MS
-    does = f"its main thread computes ({share} % of a CPU)" if share >= BUSY_SHARE else f"its main thread waits{waits_in}"
+    computes = share >= BUSY_SHARE or (before.runs and after.runs)  # On a crowded node it may have little of a CPU.
+    does = f"its main thread computes ({share} % of a CPU)" if computes else f"its main thread waits{waits_in}"
     if is_silent:
         return Way(IN_C, f"{heard} and lives: C code has the interpreter (the GIL) and keeps it; {does}")
-    guess = "in a loop, or in a busy wait for other ranks" if share >= BUSY_SHARE else "for other ranks, a lock, or input"
+    guess = "in a loop, or in a busy wait for other ranks" if computes else "for other ranks, a lock, or input"
     return Way(NO_PROGRESS, f"{heard}: {does}, {guess}")

@@ -19,6 +19,11 @@ def used_ticks(pid: int, thread: int) -> int:
     return int(fields[11]) + int(fields[12]) if len(fields) > 12 else 0
 
 
+def runs(pid: int, thread: int) -> bool:
+    """Whether a thread has a CPU, or would have if it were its turn."""
+    return _stat(f"/proc/{pid}/task/{thread}")[:1] == ["R"]
+
+
 def waits_in(pid: int, thread: int) -> str:
     """The kernel's function that a thread sleeps in (proc_pid_wchan(5))."""
     name = _read(f"/proc/{pid}/task/{thread}/wchan").strip()

@@ -130,7 +130,7 @@ def test_trainers_that_ignore_requests_are_found(tmp_path: Path) -> None:
     with (
         drilled(tmp_path / "a", *words, "--start-timeout", "3s", command=deaf) as never,
         drilled(tmp_path / "b", *words, "--start-timeout", "12s", command=toy("--step-ms", 600_000)) as stuck,
-        drilled(tmp_path / "c", *words, command=toy(*ENDLESS, "--ignore-leave")) as stubborn,
+        drilled(tmp_path / "c", *words, "--kill-wait", "25s", command=toy(*ENDLESS, "--ignore-leave")) as stubborn,
     ):
         runs = zip((never, stuck, stubborn), ("a", "b", "c"), strict=True)
         found = [(verdicts(process, tmp_path / place)["nograce"], process.returncode) for process, place in runs]
@@ -139,7 +139,7 @@ def test_trainers_that_ignore_requests_are_found(tmp_path: Path) -> None:
     assert "ckpt.steps()" in found[0][0]["advice"]
     assert "step boundary" in found[1][0]["why"]
     assert "safe_point()" in found[1][0]["advice"]
-    assert "went on after it was told to leave" in found[2][0]["why"]
+    assert "after it was told to leave, and was ended" in found[2][0]["why"]
     assert "Preempted" in found[2][0]["advice"]
 
 

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 from ckpt_supervisor import standing
 
 from tests.support.run import Run, supervised
+from tests.support.tasks_stage import KILL_WAIT, step_of
 
 TRAINER = Path(__file__).resolve().parents[1] / "support" / "toy_hang.py"
 FLOOR = ("--hang-floor", "6s")
@@ -143,12 +143,18 @@ def test_py_spy_tells_the_stacks_where_it_can(tmp_path: Path) -> None:
         assert stacks_of(run) == {0: ("py-spy", f"Thread {run.toy_pid()} (active): 'MainThread'\n")}
 
 
-def test_what_only_stands_for_a_while_in_a_slow_phase_is_no_hang(tmp_path: Path) -> None:
-    """A phase that nothing is known of may take longer than the floor."""
-    with standing_still(tmp_path, "phase") as run:
-        run.said(r"^step 39 ")
-        with pytest.raises(AssertionError, match="event hang_suspected"):
-            run.event("hang_suspected", bound_s=9.0)
+def test_a_rank_of_another_task_is_judged_there_and_told_where_all_comes_together(tmp_path: Path) -> None:
+    """Task 1's supervisor has the stacks in its journal; the coordinator's machine is told, and task 0's stderr says it."""
+    with step_of(tmp_path, 2, options=(*KILL_WAIT, *FLOOR), env=without_py_spy(tmp_path)) as step:
+        step.trained(least=200)
+        os.kill(step.pid(1), signal.SIGSTOP)
+        told = step.event("stalled", task=0, of_task=1)
+        assert (told["kind"], told["ranks"]) == (standing.STOPPED, [1])
+        assert step[0].warned(r"task 1: training seems to hang: .*rank 1 .* is stopped \(SIGSTOP\)")
+        assert [line["task"] for line in step.events("hang_suspected")] == [1]
+        assert [(line["task"], line["rank"]) for line in step.events("stack")] == [(1, 1)]
+        os.kill(step.pid(1), signal.SIGCONT)
+        step.event("hang_over", task=1)
 
 
 def test_nobody_looks_out_where_the_floor_is_off(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ MODULES = (
     "policy",
     "budget",
     "table",
+    "hangs",
     "between",
     "events",
     "commands",

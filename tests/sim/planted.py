@@ -293,6 +293,9 @@ LEAVING = (
             "        return replace(state, notice=notice), ()\n"
             '    return look(policy, replace(state, notice=notice), f"signal {event.name}", now_ms)\n',
         ),
+        mode="swarm",
+        story="preempt",
+        faults=frozenset({"then_scancel"}),
     ),
     fault(
         "unknown_taken_for_refused",
@@ -340,6 +343,9 @@ LEAVING = (
             '            return _over(policy, state, f"Slurm refused the requeue ({event.reason})", now_ms)\n',
             '            return finish(policy, state, f"Slurm refused the requeue ({event.reason})")\n',
         ),
+        mode="swarm",
+        story="preempt",
+        faults=frozenset({"refused", "slow_exit"}),
     ),
     fault(
         "watch_sleeps_during_a_round",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.slurm_stage import CTL, toy_words
+from tests.support.slurm_stage import CTL, toy_words, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,3 +62,22 @@ def test_a_signal_by_hand_saves_a_job_that_runs_and_it_trains_on(new_stage: Call
     assert (code, found) == (1, {})
     assert "would leave" in err
     assert short.events("signal") == []
+
+
+def test_ctrl_c_cancels_the_jobs_of_a_drill(new_stage: Callable[..., Stage]) -> None:
+    """130, no job in the queue, no scratch directory."""
+    lab = new_stage(nodes=1).lab
+    words = ("drill", "--cluster", "--path", "warning", "--sbatch-args=--partition=low", "--", *toy_words("--step-ms 600000"))
+    with (lab.root / "drill.err").open("w") as err:
+        process = subprocess.Popen(lab.argv(CTL, *words), env=lab.env(), cwd=lab.root, stdin=subprocess.DEVNULL, stderr=err)
+    try:
+        wait_for(lambda: "step boundary" in (lab.root / "drill.err").read_text(), "the job trains")
+        assert lab.checked("squeue", "-h", "-o", "%j") == "ckpt-drill-warning"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(CALL_S) == 130
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    assert lab.checked("squeue", "-h", "-o", "%A") == ""
+    assert list(lab.root.glob(".ckpt-drill-*")) == []

@@ -1,6 +1,7 @@
 """The time limit: warned of, watched, reached, moved; with srun and without.
 
-Owns: rows 4 and 5 of the must-hold table, its "not under srun", and field cases 2, 30, 31, 32, 46 and 65 (the time-out).
+Owns: rows 4 and 5 of the must-hold table, its "not under srun", and field cases 2, 30, 31, 32, 46 and 65 (the time-out); row 2 of
+the issue "Deadlines, requeue policy, crashes", and what --max-timeouts, --linger and --every auto come to.
 Must not: run these jobs one after the other. The shortest limit is a minute and Slurm looks every 30 s (docs/slurm.md section 5),
 so all jobs of this file are submitted at once, each on a node of its own, and the tests look at what became of them.
 """
@@ -35,7 +36,13 @@ JOBS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "moved": (("-t", "1"), {"supervise": "--lead 25s"}),
     "early": (("-t", "2", "--signal=USR1@15"), {"supervise": "--lead off"}),
     "early too": (("-t", "2", "--signal=USR1@15"), {"supervise": "--lead off"}),
+    "extended": (("-t", "1"), {}),
+    "twice": (("-t", "1"), {"supervise": "--max-timeouts 1"}),
+    "lingers": (("-t", "2", "--signal=USR1@60"), {"supervise": "--linger --every auto"}),
 }
+
+MID_RUN = 60
+"""Steps of 200 ms: that is well into the minute, and before the watch acts."""
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +56,8 @@ def runs(new_module_stage: Callable[..., Stage]) -> dict[str, Run]:
     for run in made.values():
         run.wait_event("look", why="start")
     stage.lab.checked("scontrol", "update", f"JobId={made['moved'].jobid}", "TimeLimit=2")
+    made["extended"].wait_steps(MID_RUN)
+    stage.lab.checked("scontrol", "update", f"JobId={made['extended'].jobid}", "TimeLimit=2")
     return made
 
 
@@ -110,6 +119,54 @@ def test_the_lead_moves_with_the_limit(runs: dict[str, Run]) -> None:
     run = runs["moved"]
     ended(run)
     assert abs(notice_at(run) - (limit(run, 2) - 25)) < SLACK_S
+
+
+def test_a_limit_that_is_moved_in_mid_run_is_kept_without_any_signal_of_slurms(runs: dict[str, Run]) -> None:
+    """Row 2: no --signal, -t 1, then `scontrol update TimeLimit=2`: no save for the first one; out before the second."""
+    run = runs["extended"]
+    ended(run)
+    assert notices(run)[0]["by"] == "end-time watch"
+    assert abs(notice_at(run) - (limit(run, 2) - 30)) < SLACK_S
+    assert run.requeued_at()[0] < limit(run, 2)
+    run.wait_event("command_started", attempt=1, resume_step=run.committed(attempt=0)[0], timeout=60)
+
+
+def test_a_job_comes_back_from_its_time_limit_as_often_as_it_may_and_no_more(runs: dict[str, Run]) -> None:
+    """Field case 46: --max-timeouts 1: requeued once, then saved, left before the limit, and not requeued; the line says why."""
+    run = runs["twice"]
+    assert run.wait_exit(2, timeout=LIMIT_S) == 75
+    record = run.wait_state("COMPLETED")
+    assert record["Restarts"] == "1"
+    assert [call.error for call in run.requeue_calls()] == [None]
+    assert run.event("recalled", attempt=1)["timeouts"] == 1
+    assert len(run.committed()) == 2
+    assert run.newest() == run.committed()[-1]
+    run.verify()
+    line = run.event("exit", attempt=1)["line"]
+    assert "its time limit has ended it 2 times now, and --max-timeouts is 1" in line
+    assert "start the same command again" in line
+    assert "STAGE2" not in run.output()
+
+
+def test_an_early_warning_is_saved_at_and_the_rest_of_the_time_is_used(runs: dict[str, Run]) -> None:
+    """--linger: USR1@60 saves, training goes on to the watch's own moment; --every auto goes by what that save cost."""
+    run = runs["lingers"]
+    check_requeued(run, timeout=LIMIT_S)
+    check_out_before_the_kill(run)
+    first, last = run.events("commit", attempt=0, result="committed")
+    assert run.events("signal")[0]["signal"] == "SIGUSR1"
+    assert run.events("notice_over", attempt=0)
+    assert last["step"] > first["step"]
+    assert notices(run)[-1]["by"] == "end-time watch"
+    assert instant(last["ts"]) > limit(run, 2) - 32 - SLACK_S
+    assert run.requeued_at()[0] < limit(run, 2)
+    run.verify()
+    guessed, measured = (run.events("interval", attempt=0)[place] for place in (0, -1))
+    assert (guessed["why"], measured["why"]) == ("auto, no save measured yet", "auto")
+    assert measured["cost_ms"] <= first["hold_ms"] + 1
+    assert measured["mtbi_ms"] >= 6 * 3_600_000
+    run.wait_event("interval", attempt=1, why="auto", timeout=60)
+    assert run.events("interval", attempt=1)[-1]["mtbi_ms"] < 4 * 3_600_000, "an interruption was seen"
 
 
 @pytest.mark.parametrize("name", ["early", "early too"])

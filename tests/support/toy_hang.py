@@ -1,8 +1,8 @@
 """TOY: a trainer that stands still from a step on, in the way that its first argument names.
 
 Owns the ways: `wait` (a lock that nobody releases), `loop` (Python code without an end), `gil` (a regular expression that takes
-for ever, in C code that keeps the interpreter), `phase` (as wait, inside a phase), `collective` (gloo: rank 1 does not take
-part). Any other word stands for none. Must not do anything else: it saves nothing.
+for ever, in C code that keeps the interpreter), `collective` (gloo: rank 1 does not take part). Any other word stands for none.
+Must not do anything else: it saves nothing.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ def main() -> None:
     for n in range(1, 10_000):
         _never.wait(STEP_S)
         if n == STANDS_AT:
-            stand(how, rank, hook)
+            stand(how, rank)
         hook.step(n)
         os.write(1, f"step {n} rank {rank}\n".encode())
 
 
-def stand(how: str, rank: int, hook: ckpt.Hook) -> None:
+def stand(how: str, rank: int) -> None:
     """Stand still."""
     if how == "wait":
         _never.wait()
@@ -71,9 +71,6 @@ def stand(how: str, rank: int, hook: ckpt.Hook) -> None:
         lost_in_python()
     elif how == "gil":
         lost_in_c()
-    elif how == "phase":
-        with hook.phase("eval"):
-            _never.wait()
     elif how == "collective":
         lost_in_a_collective(rank)
 

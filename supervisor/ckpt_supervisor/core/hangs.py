@@ -175,7 +175,7 @@ class Detector:
         now = self._awake(now_ms)
         pace = self._ranks.get(word.who.rank)
         if pace is None or pace.word.who != word.who:
-            self._begin(word, pace, now)
+            self._begin(word, now)
             return False
         before = pace.word
         moves = (before.entered, before.doing, before.phase) != (word.entered, word.doing, word.phase)
@@ -259,10 +259,10 @@ class Detector:
             self._asleep_ms += now_ms - before
         return now_ms - self._asleep_ms
 
-    def _begin(self, word: Progress, before: Pace | None, now: int) -> None:
+    def _begin(self, word: Progress, now: int) -> None:
         """A process that was not known: another start, or another generation, whose pace is its own."""
         generation = word.who.generation
-        if before is not None and before.word.who.generation > generation:
+        if any(pace.word.who.generation > generation for pace in self._ranks.values()):
             return
         self._ranks = {number: pace for number, pace in self._ranks.items() if pace.word.who.generation >= generation}
         if word.doing != "over" and (word.who.rank in self._ranks or len(self._ranks) < RANKS_MAX):

@@ -10,10 +10,11 @@ from ckpt_client import wire
 from msgspec.structs import replace
 
 from ckpt_supervisor.core import adopting, crashes, forecast, interval, leaving, masked, parting, ranks, rounds, wishes
+from ckpt_supervisor.core.budget import Budget
 from ckpt_supervisor.core.commands import Command, DropPartial, Prune
 from ckpt_supervisor.core.events import Meaning
 from ckpt_supervisor.core.policy import Cause, Policy
-from ckpt_supervisor.core.state import GivenUp, Kind, Phase, Stage, State
+from ckpt_supervisor.core.state import GivenUp, Kind, Phase, Round, Stage, State
 
 TRIES_MAX = 2
 """A leave round that a rank failed is tried once more, if the time allows."""
@@ -92,7 +93,7 @@ def turn(policy: Policy, state: State, now_ms: int) -> Result:
     assert current is not None
     if notice is None:
         if current.kind is not Kind.LEAVE:
-            return state, ()
+            return replace(state, round=_bounded(policy, current, None)), ()
         # No end in sight after all: the same round, but training goes on after it.
         save_by_ms = now_ms + policy.save_timeout_ms
         if state.phase in (Phase.AGREEING, Phase.SAVING) and not current.go:
@@ -111,14 +112,22 @@ def turn(policy: Policy, state: State, now_ms: int) -> Result:
     if state.phase in (Phase.AGREEING, Phase.SAVING) and not current.go:
         return rounds.convert(policy, state, Kind.LEAVE, notice.budget.save_by_ms, now_ms)
     # After Go the round is finished; it must be over in time for the way out.
-    return replace(
-        state,
-        round=replace(
-            current,
-            save_by_ms=min(current.save_by_ms, notice.budget.save_by_ms),
-            verify_by_ms=min(current.verify_by_ms or notice.budget.verify_by_ms, notice.budget.verify_by_ms),
-        ),
-    ), ()
+    return replace(state, round=_bounded(policy, current, notice.budget)), ()
+
+
+def _bounded(policy: Policy, current: Round, budget: Budget | None) -> Round:
+    """A round that is no leave round, with its own bounds and what a notice leaves of them.
+
+    Cut anew each time: at the signal the time left is a guess, and the look that follows may find more.
+    """
+    save_by_ms = current.began_ms + policy.save_timeout_ms
+    verify_by_ms = current.verify_by_ms
+    if current.written_ms is not None and not current.committed:
+        verify_by_ms = current.written_ms + VERIFY_MS
+    if budget is not None:
+        save_by_ms = min(save_by_ms, budget.save_by_ms)
+        verify_by_ms = min(verify_by_ms or budget.verify_by_ms, budget.verify_by_ms)
+    return replace(current, save_by_ms=save_by_ms, verify_by_ms=verify_by_ms)
 
 
 def end_at_once(policy: Policy, state: State, now_ms: int) -> Result:

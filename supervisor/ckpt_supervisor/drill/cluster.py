@@ -20,7 +20,7 @@ from ckpt_supervisor.config_text import signal_name
 from ckpt_supervisor.core.policy import ENDED_STATES, WAITING_STATES
 from ckpt_supervisor.core.views import JobView, NoView
 from ckpt_supervisor.drill.facts import Line
-from ckpt_supervisor.drill.local import supervisor, tail_of
+from ckpt_supervisor.drill.local import OURS, supervisor, tail_of
 from ckpt_supervisor.drill.plan import Plan
 from ckpt_supervisor.drill.rehearse import NotStartedError
 from ckpt_supervisor.slurm import Scontrol
@@ -257,4 +257,4 @@ def _is_kept(key: str) -> bool:
     """The drill may run inside of a job; the jobs that it submits are none of that one's."""
     if key in ("SLURM_CONF", "CKPT_SUPERVISE_STATE"):
         return True
-    return not key.startswith(("SLURM_", "SLURMD_", "SBATCH_", "CKPT_SUPERVISE_", "PMI_", "PMIX_"))
+    return key not in OURS and not key.startswith(("SLURM_", "SLURMD_", "SBATCH_", "PMI_", "PMIX_"))

@@ -168,12 +168,15 @@ def step_ms(probes: Sequence[Probe]) -> float | None:
 
 
 def went_on(lines: Sequence[Line]) -> bool:
-    """Whether training did not end although it was told to, after a save that stands, and had to be ended."""
-    if first(lines, "leaving", outcome="fresh") is None:
-        return False
-    if any(line.get("event") == "rank_left" and line.get("went_on") for line in lines):
-        return True
-    return first(lines, "command_asked") is not None or first(lines, "command_ended") is not None
+    """Whether a rank has said that it trains on although it was told to leave."""
+    return any(line.get("event") == "rank_left" and line.get("went_on") for line in lines)
+
+
+def overstayed_ms(lines: Sequence[Line]) -> int | None:
+    """After what time training was ended that was told to leave after a save and had not ended by itself; None if it was not."""
+    told = first(lines, "leaving", outcome="fresh")
+    ended = first(lines, "command_asked") or first(lines, "command_ended")
+    return None if told is None or ended is None else int(ended["mono_ms"]) - int(told["mono_ms"])
 
 
 def resumed(lines: Sequence[Line]) -> int | None:

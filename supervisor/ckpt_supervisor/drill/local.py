@@ -44,7 +44,7 @@ NUMBERS = 6_000_000
 earlier attempt of its own job has left running."""
 
 _FOREIGN = re.compile(r"(SLURM|SLURMD|SBATCH|PMI|PMIX)_.*")
-_OURS = frozenset(f"CKPT_SUPERVISE_{name}" for name in (*INHERITED, "DIR", "CONTINUES", "RESUBMIT", "TRAIN_AGAIN"))
+OURS = frozenset(f"CKPT_SUPERVISE_{name}" for name in (*INHERITED, "DIR", "CONTINUES", "RESUBMIT", "TRAIN_AGAIN"))
 """Of a supervisor around the drill, or about the user's own checkpoints and jobs."""
 
 
@@ -279,7 +279,7 @@ class LocalGround:
 
     def _environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """The user's own, without what another job or supervisor has put there, and with the stand-in first on PATH."""
-        kept = {key: value for key, value in env.items() if not _FOREIGN.fullmatch(key) and key not in _OURS}
+        kept = {key: value for key, value in env.items() if not _FOREIGN.fullmatch(key) and key not in OURS}
         path = os.pathsep.join((str(self.root / "bin"), env.get("PATH") or os.defpath))
         state = str(self.root / "state")
         return kept | {"PATH": path, MARK: self._mark, "CKPT_SUPERVISE_STATE": state}

@@ -15,6 +15,9 @@ EXIT_INTERRUPTED = 75
 EXIT_STALE = 76
 EXIT_CANCELLED = 143
 
+ENDS_MS = 4_000
+"""Whoever has not ended by then does not mean to."""
+
 WITHOUT_SAVE = ("crash", "hang", "nodeloss")
 NO_PERIODIC = "without --every or --every-steps all since the last interruption is lost here; the drill has asked for saves"
 
@@ -83,11 +86,15 @@ def judge(seen: Facts, plan: Plan) -> Result:
         code=seen.code,
         requeued=seen.requeued,
         took_s=seen.took_s,
-        notes=(*seen.notes, *opinion.notes, *_in_earnest(seen, plan)),
+        notes=(*seen.notes, *opinion.notes, *_cut_short(seen), *_in_earnest(seen, plan)),
     )
 
 
 def _why_not_there(seen: Facts) -> str:
+    if seen.problem.startswith("sbatch:"):
+        return "the options of --sbatch-args, with -p and -A as this site wants them"
+    if seen.problem.endswith("for the job to start, in vain"):
+        return "see `squeue` for why it waits; ask for less with --sbatch-args"
     if read.first(seen.before, "rank_hello") is None and not seen.probes:
         return (
             "training has to call ckpt.steps() or ckpt.attach() (README, step 2), or --options needs --adopt for a program that "
@@ -105,7 +112,7 @@ def _on_notice(seen: Facts, times: Times, plan: Plan) -> _Opinion:
         return _unsaved(seen, times)
     if seen.killed:
         return _Opinion(False, "saved, but not out when its time was over: killed", _too_slow(seen, times))
-    if read.went_on(seen.before):
+    if _stays(seen):
         return _went_on(seen)
     if seen.code != expected:
         return _Opinion(False, f"saved, but it left with {seen.code} in place of {expected}", "see `ckptctl log` of this path")
@@ -153,13 +160,28 @@ def _too_slow(seen: Facts, times: Times) -> str:
     )
 
 
+def _stays(seen: Facts) -> bool:
+    """Whether training goes on after it was told to leave, as far as can be told: Python with torch takes 2 s to end."""
+    return read.went_on(seen.before) or (read.overstayed_ms(seen.before) or 0) >= ENDS_MS
+
+
 def _went_on(seen: Facts) -> _Opinion:
+    after_ms = read.overstayed_ms(seen.before)
+    how = "went on" if after_ms is None else f"had not ended {_s(after_ms)}"
     return _Opinion(
         False,
-        f"saved, but training went on after it was told to leave, and was killed; step {seen.newest} stands",
+        f"saved, but training {how} after it was told to leave, and was ended; step {seen.newest} stands",
         "let ckpt.Preempted pass (it is a SystemExit: no bare `except`, no `finally` that hangs); what needs longer to end gets "
         "it with --leave-timeout",
     )
+
+
+def _cut_short(seen: Facts) -> tuple[str, ...]:
+    """An end that was slow, but not suspicious."""
+    after_ms = read.overstayed_ms(seen.before)
+    if after_ms is None or _stays(seen):
+        return ()
+    return (f"training was still ending {_s(after_ms)} after it was told to, and was ended: --leave-timeout gives it longer",)
 
 
 def _coming_back(seen: Facts) -> _Opinion | None:
@@ -191,7 +213,7 @@ def _on_cancel(seen: Facts, times: Times) -> _Opinion:
         return _Opinion(False, "the cancelled job would come back", "this is a fault of ours: please report it")
     if seen.code != EXIT_CANCELLED:
         return _Opinion(False, f"it left with {seen.code} in place of {EXIT_CANCELLED}", "see `ckptctl log` of this path")
-    if read.went_on(seen.before):
+    if _stays(seen):
         return _went_on(seen)
     if times.step is None:
         return _Opinion(True, f"stays cancelled; not saved, step {seen.newest} stands", notes=(_too_slow(seen, times),))
@@ -218,6 +240,12 @@ def _on_crash(seen: Facts, plan: Plan) -> _Opinion:
     options = plan.options
     if seen.code is None:
         how = "started again in place"
+    elif seen.code == 0:
+        return _Opinion(
+            False,
+            "a rank was killed, and the command ended with 0: for Slurm the job is done, and nobody starts it again",
+            "a shell hides the status of training: write `exec python ...`, `set -e`, or && in place of ;",
+        )
     elif options.restarts:
         return _Opinion(False, f"--restarts {options.restarts}, but it left with {seen.code}", "see `ckptctl log` of this path")
     elif options.max_crashes and not seen.requeued:
