@@ -28,7 +28,7 @@ class History:
     holds_ms: tuple[int, ...] = ()
     """How long training was held by each of them."""
     interruptions: int = 0
-    """How often an attempt in this directory was ended by anything but its own end."""
+    """How often an attempt in this directory was ended by anything but a good end or a person; a failure of its own counts."""
     ran_ms: int = 0
     """How long these attempts trained, all together."""
 
