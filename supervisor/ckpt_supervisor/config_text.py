@@ -26,7 +26,7 @@ _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lead:
-    """Time before the job's end at which the last save begins. `auto`: 30 s and twice the longest save so far."""
+    """Time before the job's end at which the last save begins. `auto`: 30 s and twice the longest save known."""
 
     auto: bool
     ms: int | None

@@ -179,7 +179,7 @@ def _end_of_grace_ms(view: JobView, now_ms: int) -> int:
 
 
 def lead_ms(policy: Policy, longest_save_ms: int) -> int | None:
-    """Time before the end at which the watch begins the last save: given, or 30 s and twice the longest save so far."""
+    """Time before the end at which the watch begins the last save: given, or 30 s and twice the longest save known."""
     if policy.lead_ms is None:
         return None
     return policy.lead_ms + 2 * longest_save_ms if policy.lead_auto else policy.lead_ms
