@@ -150,13 +150,21 @@ class Attachment:
             if len(files) > wire.FILES_MAX or len(wire.encode(saved)) > wire.FRAME_BYTES_MAX - 64:
                 raise SaveError(f"{len(files)} files are too many to be reported")
         except SaveError:
-            _print_trace()
+            self._tell_why(order)
             raise
         # Broad on purpose: the save is foreign code, and training is never made worse by it (docs/protocol.md).
         except Exception as error:
-            _print_trace()
+            self._tell_why(order)
             raise SaveError(one_line(error)) from error
         return files
+
+    def _tell_why(self, order: wire.SaveAt) -> None:
+        """The trace, for whoever wrote the save. Not where the round was given up meanwhile, for another rank's sake.
+
+        What it wrote was removed under it then: that no such file is there says nothing, and buries what has happened.
+        """
+        if order.round > self.rank.done:
+            _print_trace()
 
     def _forked(self) -> None:
         """In a forked child: silent for ever. The lock may be held by a thread that does not exist here, so it is replaced."""

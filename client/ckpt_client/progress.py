@@ -44,8 +44,10 @@ class Pace:
 
     def look(self, now_ms: int) -> wire.Progress | None:
         """See where training is; the word for it when it is time for one."""
-        self._see(now_ms)
-        return None if self._next_ms is not None and now_ms < self._next_ms else self.word(now_ms)
+        before, (_, doing, _) = self._seen, self._see(now_ms)
+        # Its first boundary is told at once: it shows whether training went on from what it was given.
+        is_first = before is not None and before[1] == "starting" != doing
+        return None if not is_first and self._next_ms is not None and now_ms < self._next_ms else self.word(now_ms)
 
     def word(self, now_ms: int) -> wire.Progress:
         """The word for it, now."""

@@ -209,7 +209,7 @@ def _read(path: str, bytes_max: int) -> str | None:
         return None
     try:
         for _ in range(READS_MAX):
-            part = os.read(fd, left)
+            part = os.read(fd, min(left, BYTES_MAX))
             parts.append(part)
             left -= len(part)
             if not part or left <= 0:

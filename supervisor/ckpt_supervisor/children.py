@@ -57,6 +57,7 @@ class Claims:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pids: set[int] = set()
+        self._apart: frozenset[int] = frozenset()
 
     @contextlib.contextmanager
     def forking(self) -> Iterator[Callable[[int], None]]:
@@ -68,6 +69,15 @@ class Claims:
         """The child was waited for, or nobody waits for it any longer."""
         with self._lock:
             self._pids.discard(pid)
+            self._apart -= {pid}
+
+    def set_apart(self, pid: int) -> None:
+        """What this child starts is not the command's either: a shell that is at work for us. Until it is released."""
+        self._apart |= {pid}
+
+    def is_apart(self, pid: int) -> bool:
+        """Whether this process was started by such a child."""
+        return any(procfs.descends(pid, root) for root in self._apart)
 
     def claimed(self) -> frozenset[int]:
         """Those that are waited for now: the guard, and bounded calls of our own, such as scontrol."""
@@ -285,9 +295,12 @@ def reap_orphans(claims: Claims) -> dict[int, int]:
 
 
 def descendants(claims: Claims | None = None) -> list[int]:
-    """Every process below us, parents first, zombies included; without what the claims say we wait for ourselves."""
-    spared = claims.claimed() if claims else frozenset()
-    return [pid for pid in procfs.descendants() if pid not in spared]
+    """Every process below us, parents first, zombies included; without what the claims say is at work for us."""
+    found = procfs.descendants()
+    if claims is None:
+        return found
+    spared = claims.claimed()
+    return [pid for pid in found if pid not in spared and not claims.is_apart(pid)]
 
 
 def is_descendant(pid: int) -> bool:
@@ -304,7 +317,8 @@ def end_all(number: int, claims: Claims | None = None, exempt: Callable[[int], b
     """Signal every process below us, then SIGCONT, so that stopped ones take it too. Returns those that were signalled.
 
     Looks again until nobody new is there, as some may fork meanwhile. Calls of our own that are under way (`claims.claimed()`)
-    are spared: they end by themselves; so are those that `exempt` says. Of a SIGTERM nobody dies who has it blocked.
+    are spared, with what they have started: they end by themselves; so are those that `exempt` says. Of a SIGTERM nobody dies who
+    has it blocked.
     """
     hit: list[int] = []
     spared = claims.claimed() if claims else frozenset()
@@ -312,6 +326,8 @@ def end_all(number: int, claims: Claims | None = None, exempt: Callable[[int], b
     for _ in range(END_PASSES_MAX):
         seen = {*hit, *spared}
         fresh = [pid for pid in procfs.descendants() if pid not in seen and procfs.state_of(pid) not in ("zombie", "gone")]
+        if claims is not None:
+            fresh = [pid for pid in fresh if not claims.is_apart(pid)]
         if exempt is not None:
             fresh = [pid for pid in fresh if not exempt(pid)]
         sent = [pid for pid in fresh if _kill(pid, number)]

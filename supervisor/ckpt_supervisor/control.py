@@ -27,10 +27,13 @@ from ckpt_supervisor.launch import Launch
 Feed = Callable[[ev.Event], None]
 Log = Callable[[Entry], None]
 
-LANE = "watch"
+LANE = "control"
 
 LOOK_EVERY_MS = 3_000
 """One listing of an empty directory each time: 30 µs here, one question to the server on NFS."""
+
+RESULT_MS = 1_000
+"""The result of a look is fetched so soon after it was asked for, if nothing else wakes the loop."""
 
 LOOK_LATER_MS = 60_000
 """After a look that failed."""
@@ -61,7 +64,8 @@ class Control:
         self._log = log
         self._view = view
         self._place = Place(launch.options.dir, job.name, job.step_id, launch.epoch, os.geteuid())
-        self._next_ms: int | None = 0
+        self._next_ms = 0
+        self._is_looking = False
         self._is_made = False
         self._problem = ""
         self._followed: list[Followed] = []
@@ -71,7 +75,7 @@ class Control:
 
     @property
     def times_ms(self) -> tuple[int | None, ...]:
-        """When it looks next; None while a look is under way."""
+        """When it looks next."""
         return (self._next_ms,)
 
     def look(self, now_ms: int) -> None:
@@ -82,11 +86,13 @@ class Control:
             waiting, self._waiting = self._waiting, []
             for request in waiting:
                 self._carry_out(request)
-        if self._next_ms is None or now_ms < self._next_ms:
+        if now_ms < self._next_ms:
             return
-        self._next_ms = None
-        work = self._looking if self._is_made else self._begin
-        self._lanes.post(LANE, "looking for requests", work, self._found)
+        self._next_ms = now_ms + RESULT_MS
+        if not self._is_looking:
+            self._is_looking = True
+            work = self._looking if self._is_made else self._begin
+            self._lanes.post(LANE, "looking for requests", work, self._found, wakes=False)
 
     def heard(self, word: wire.Said) -> None:
         """Nothing that a rank says is for this watch."""
@@ -106,6 +112,7 @@ class Control:
     # In the loop
 
     def _found(self, found: Any) -> None:
+        self._is_looking = False
         is_good = isinstance(found, Found)
         self._next_ms = time.monotonic_ns() // 1_000_000 + (LOOK_EVERY_MS if is_good else LOOK_LATER_MS)
         self._is_made = is_good  # Somebody may have tidied it up: then it is made again.

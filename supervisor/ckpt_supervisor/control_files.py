@@ -14,6 +14,7 @@ import os
 import re
 import stat
 import time
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -133,16 +134,35 @@ def make_place(root: Path, uid: int) -> Path:
     return path
 
 
-def post(root: Path, request: Request) -> None:
-    """Ask: the file is there whole or not at all. Raises OSError."""
-    fresh = root / CONTROL / f"{request.nonce}.new"
+@contextlib.contextmanager
+def _held(root: Path) -> Iterator[Path]:
+    """DIR/control as it is now, by a path that leads there whatever is done to its name meanwhile. Raises NotOurs, OSError.
+
+    Who may write to DIR, a group say, may put another directory there, or a link to one of ours, whose files would be refused and
+    removed for no requests.
+    """
+    path = root / CONTROL
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        write_file(fresh, msgspec.json.encode(request) + b"\n", exclusive=True)
-        fresh.rename(fresh.with_suffix(".json"))
-    except OSError:
-        with contextlib.suppress(OSError):
-            fresh.unlink(missing_ok=True)
-        raise
+        seen = os.fstat(fd)
+        if seen.st_uid != os.geteuid():
+            raise NotOurs(f"{path} belongs to user {seen.st_uid}")
+        yield Path(f"/proc/self/fd/{fd}")
+    finally:
+        os.close(fd)
+
+
+def post(root: Path, request: Request) -> None:
+    """Ask: the file is there whole or not at all. Raises NotOurs, OSError."""
+    with _held(root) as path:
+        fresh = path / f"{request.nonce}.new"
+        try:
+            write_file(fresh, msgspec.json.encode(request) + b"\n", exclusive=True)
+            fresh.rename(fresh.with_suffix(".json"))
+        except OSError:
+            with contextlib.suppress(OSError):
+                fresh.unlink(missing_ok=True)
+            raise
 
 
 def withdraw(root: Path, nonce: str) -> bool:
@@ -159,23 +179,30 @@ def withdraw(root: Path, nonce: str) -> bool:
 
 def answer(root: Path, word: Answer) -> str:
     """Say what has become of a request; what went wrong, "" if nothing. The last word ends its being taken."""
-    final = root / CONTROL / f"{word.nonce}.answer"
-    fresh = final.with_suffix(".new")
     try:
-        write_file(fresh, msgspec.json.encode(word) + b"\n")
-        fresh.rename(final)
-        if word.result != "taken":
-            final.with_suffix(".taken").unlink(missing_ok=True)
-    except OSError as error:
+        with _held(root) as path:
+            _write_answer(path, word)
+    except (NotOurs, OSError) as error:
         return str(error)
     return ""
+
+
+def _write_answer(path: Path, word: Answer) -> None:
+    """Raises OSError."""
+    final = path / f"{word.nonce}.answer"
+    fresh = final.with_suffix(".new")
+    write_file(fresh, msgspec.json.encode(word) + b"\n")
+    fresh.rename(final)
+    if word.result != "taken":
+        final.with_suffix(".taken").unlink(missing_ok=True)
 
 
 def close(root: Path, nonce: str) -> str:
     """A request is done, and nobody waits for its last word; what went wrong, "" if nothing."""
     try:
-        (root / CONTROL / f"{nonce}.taken").unlink(missing_ok=True)
-    except OSError as error:
+        with _held(root) as path:
+            (path / f"{nonce}.taken").unlink(missing_ok=True)
+    except (NotOurs, OSError) as error:
         return str(error)
     return ""
 
@@ -190,7 +217,7 @@ def read_answer(root: Path, nonce: str) -> Answer | None:
         with os.scandir(path.parent) as entries:
             if all(entry.name != path.name for entry in islice(entries, LISTED_MAX)):
                 return None
-        data = _read(path, None)
+        data = _read(path, os.geteuid())
     except (NotRegular, _Unfit):
         return None
     except OSError as error:
@@ -210,41 +237,51 @@ def forget(root: Path, nonce: str) -> None:
 
 
 def look(place: Place) -> Found:
-    """Take what is meant for this start; refuse the rest, and remove it where that can be done. Raises OSError.
+    """Take what is meant for this start; refuse the rest, and remove it where that can be done. Raises NotOurs, OSError.
 
     The directory is listed, not asked for its time: on NFS opendir(3) asks the server, while stat(2) may be answered from a cache
     that is up to a minute old (nfs(5), acdirmax and cto).
     """
-    with os.scandir(place.path) as entries:
-        names = [entry.name for entry in islice(entries, LISTED_MAX) if entry.name.endswith(".json")]
     taken: list[Request] = []
     refused: list[Refused] = []
-    for name in sorted(names)[:NAMES_MAX]:
-        found = _one(place, name)
-        if isinstance(found, Request):
-            taken.append(found)
-        elif found is not None:
-            refused.append(found)
+    with _held(place.root) as held:
+        with os.scandir(held) as entries:
+            names = [entry.name for entry in islice(entries, LISTED_MAX) if entry.name.endswith(".json")]
+        for name in sorted(names)[:NAMES_MAX]:
+            found = _one(place, held, name)
+            if isinstance(found, Request):
+                taken.append(found)
+            elif found is not None:
+                refused.append(found)
     if taken:
         sync_directory(place.path)  # A power cut must not bring back what is obeyed now.
     return Found(tuple(sorted(taken, key=lambda request: request.at)), tuple(refused))
 
 
 def tidy(place: Place) -> tuple[str, ...]:
-    """At a start: what an earlier one had taken and not finished gets its last word, and what is old goes. Raises OSError."""
-    with os.scandir(place.path) as entries:
-        names = [entry.name for entry in islice(entries, LISTED_MAX)]
+    """At a start: what an earlier one had taken and not finished gets its last word, and what is old goes.
+
+    Raises NotOurs, OSError.
+    """
     lost = []
-    for name in sorted(names):
-        match = _NAME.fullmatch(name)
-        if match is None:
-            continue
-        if match[2] == "taken":
-            lost.append(match[1])
-            answer(place.root, Answer(match[1], "refused", reason="the supervisor that had taken it ended before it was done"))
-        elif match[2] in ("answer", "new"):
-            _remove_if_old(place.path / name)
+    with _held(place.root) as held:
+        with os.scandir(held) as entries:
+            names = [entry.name for entry in islice(entries, LISTED_MAX)]
+        for name in sorted(names):
+            match = _NAME.fullmatch(name)
+            if match is None:
+                continue
+            if match[2] == "taken":
+                lost.append(match[1])
+                _answer_if_possible(held, match[1], "the supervisor that had taken it ended before it was done")
+            elif match[2] in ("answer", "new"):
+                _remove_if_old(held / name)
     return tuple(lost)
+
+
+def _answer_if_possible(held: Path, nonce: str, reason: str) -> None:
+    with contextlib.suppress(OSError):
+        _write_answer(held, Answer(nonce, "refused", reason=reason))
 
 
 def _remove_if_old(path: Path) -> None:
@@ -257,9 +294,9 @@ class _Unfit(Exception):
     """This is no request that may be obeyed; the message ends the sentence "it ..."."""
 
 
-def _one(place: Place, name: str) -> Request | Refused | None:
+def _one(place: Place, held: Path, name: str) -> Request | Refused | None:
     """One name: the request, now taken; or why not. None if it is gone again."""
-    path = place.path / name
+    path = held / name
     nonce = ""
     try:
         match = _NAME.fullmatch(name)
@@ -274,7 +311,7 @@ def _one(place: Place, name: str) -> Request | Refused | None:
     except (NotRegular, _Unfit) as error:
         removed = _removed(path)
         if nonce and removed:
-            answer(place.root, Answer(nonce, "refused", reason=str(error)))
+            _answer_if_possible(held, nonce, str(error))
         return Refused(name[:TEXT_CHARS_MAX], str(error), removed)
     except OSError as error:
         return Refused(name[:TEXT_CHARS_MAX], f"cannot be read: {error.strerror or error}", removed=False)

@@ -93,7 +93,8 @@ def last_failure(directory: Path, job: str, epoch: int) -> str:
             case "round_given_up":
                 began_ms = None
             case "leaving" if line.get("outcome") == "stale":
-                failure = f"the attempt before this one could not save ({notice}): {line.get('reason')}{had}"
+                more = f"{had}; give it more (--lead, sbatch --signal), or save by time as well (--every)" if had else ""
+                failure = f"the attempt before this one could not save ({notice}): {line.get('reason')}{more}"
                 if notice == Cause.CRASHED.value:
                     failure = f"in the attempt before this one {line.get('reason')}"
             case "exit" if line.get("code") in (0, EXIT_INTERRUPTED):
@@ -221,6 +222,9 @@ def _with(start: Start, line: dict[str, Any], since_ms: int | None) -> Start:
             return dataclasses.replace(start, reached=max(start.reached, reached), reason=reason)
         case "commit" if isinstance(step, int) and line.get("result") == "committed":
             return dataclasses.replace(start, committed=start.committed | {step}, reached=max(start.reached, step))
+        case "progress" if isinstance(step, int):
+            # All that there is where a rank was killed: it has no last word, and it may have trained for long since a save.
+            return dataclasses.replace(start, reached=max(start.reached, step))
         case "commit" if isinstance(step, int) and line.get("result") == "already there":
             return dataclasses.replace(start, reached=max(start.reached, step))
         case "adopted":

@@ -14,6 +14,7 @@ import zmq
 
 from ckpt_supervisor import procfs
 from ckpt_supervisor.children import Child, send
+from ckpt_supervisor.core import comeback
 from ckpt_supervisor.core.policy import EXIT_CANCELLED, EXIT_INTERRUPTED, EXIT_STALE, Cause, Policy, read
 from ckpt_supervisor.core.state import State
 from ckpt_supervisor.core.views import JobView
@@ -84,6 +85,10 @@ def bring_back(scontrol: Scontrol | None, policy: Policy, state: State, inbox: S
     code = EXIT_INTERRUPTED if state.leaving is not None and state.leaving.fresh else EXIT_STALE
     if scontrol is None or policy.requeue != "auto":
         return EXIT_SOFTWARE if not policy.slurm else code
+    barred = comeback.barred(policy, state)
+    if barred:
+        say(f"not requeued after the error: {barred}")
+        return code
     for pause_ms in PAUSES_MS:
         view = scontrol.show_job(LOOK_TIMEOUT_S)
         if isinstance(view, JobView):

@@ -36,7 +36,7 @@ LOOK_TIMEOUT_S = 12.0
 REQUEUE_TIMEOUT_S = 15.0
 CONFIG_TIMEOUT_S = 10.0
 
-LANES = ("slurm", "requeue", "store", "prune", "drop", "journal", "meeting", "watch")
+LANES = ("slurm", "requeue", "store", "prune", "drop", "journal", "meeting", "watch", "hang", "control", "notify", "metrics")
 
 Errand = do.LookUp | do.Verify | do.Commit | do.DropPartial | do.Prune | do.Adopt | do.Meet | do.CallRequeue | do.Resubmit
 
@@ -215,7 +215,7 @@ class Errands:
 
     def _resubmit(self, reason: str) -> None:
         """The owner's own way of bringing the job back."""
-        launch = self._launch
+        launch, meeting = self._launch, self._meeting
 
         def over(answer: Any) -> None:
             accepted, said = (False, f"{answer.what}: {answer.error}") if isinstance(answer, Broken) else answer
@@ -224,7 +224,12 @@ class Errands:
         def run() -> tuple[bool, str]:
             from ckpt_supervisor import resubmit
 
-            return resubmit.run(launch, reason)
+            if not meeting.first_to_resubmit():
+                return True, "another step of this job has done it"
+            answer = resubmit.run(launch, reason)
+            if not answer.accepted:
+                meeting.not_resubmitted()
+            return answer
 
         self._lanes.post("requeue", "--resubmit", run, over)
 
@@ -338,8 +343,8 @@ class Errands:
         self._short.recalled(() if isinstance(found, Broken) else found.saves_ms)
         if isinstance(found, Broken):
             self._log(Entry("warning", "warning", {"text": f"{found.what}: {found.error}"}))
-        else:
-            self._feed(ev.Recalled(found))
+            found = History()
+        self._feed(ev.Recalled(found))
 
     def _announced(self, problem: Any) -> None:
         if problem:

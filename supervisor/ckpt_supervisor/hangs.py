@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 
 from ckpt_client import wire
 
+from ckpt_supervisor import children, procfs
 from ckpt_supervisor.core import between
 from ckpt_supervisor.core import events as ev
 from ckpt_supervisor.core.describe import Entry, spans
-from ckpt_supervisor.core.hangs import DOINGS_MAX, Detector, Doing, Stall
+from ckpt_supervisor.core.hangs import DOINGS_MAX, RANKS_MAX, Detector, Doing, Stall
 from ckpt_supervisor.core.state import Phase, State
 from ckpt_supervisor.lanes import Broken, Lanes
 from ckpt_supervisor.launch import Launch
@@ -33,6 +34,9 @@ if TYPE_CHECKING:  # Imported when there is a hang; only a step of several tasks
 
 FRESH = 3
 """What another task is busy with holds for so many times in which it is said again."""
+
+LANE = "hang"
+"""Of its own: stacks take up to 30 s, and what else is watched touches DIR, whose file server may be what training waits for."""
 
 DUMPED_MAX = 64
 """Most ranks below one supervisor whose stacks are taken; those that stand still come first."""
@@ -79,9 +83,12 @@ class Hangs:
         """A look at ranks that stand still is under way."""
         self._hung: frozenset[wire.Who] = frozenset()
         """Ranks of the hang that was told last, as far as they have not moved since."""
+        self._went_back: set[wire.Who] = set()
         self._busy: dict[int, tuple[int, tuple[Doing, ...]]] = {}
         """By task: when it said so last, and what its ranks are busy with."""
         self._said_ms = 0
+        self._waiting: list[ev.Stalled] = []
+        """Hangs that were found while a checkpoint was committed."""
         if self._coordinating is not None:
             self._coordinating.on_hangs = self._from_task
         if self._following is not None:
@@ -97,6 +104,8 @@ class Hangs:
         if not isinstance(word, wire.Progress):
             return
         now = self.clock()
+        if word.who not in self._went_back and self._detector.went_back(word):
+            self._tell_went_back(word)
         if self._detector.heard(word, now) and word.who in self._hung:
             self._hung -= {word.who}
             if not self._hung:
@@ -104,23 +113,53 @@ class Hangs:
         if self._at_ms is None:
             self._at_ms = self._detector.next_ms(now)
 
+    def _tell_went_back(self, word: wire.Progress) -> None:
+        """Training that begins from scratch in spite of a checkpoint loses all of it, and looks well."""
+        if len(self._went_back) >= RANKS_MAX:
+            return
+        self._went_back.add(word.who)
+        text = f"rank {word.who.rank} is at step {word.entered.n}, before what it was given to go on from: does training load it?"
+        self._log(
+            Entry(
+                "rank_went_back",
+                "warning",
+                {"rank": word.who.rank, "rank_pid": word.who.pid, "step": word.entered.n, "text": text},
+            )
+        )
+        if len(self._went_back) == 1:
+            say(text)
+
     def look(self, now_ms: int) -> None:
         """See who stands still, if it is time."""
+        if self._waiting and self._view().phase is Phase.RUNNING:
+            waiting, self._waiting = self._waiting, []
+            for event in waiting:
+                self._is_told(event)
         if self._at_ms is None or now_ms < self._at_ms:
             return
+        for who in self._detector.silent(now_ms):
+            if who.pid <= children.PID_MAX and procfs.state_of(who.pid) in ("gone", "zombie"):
+                self._detector.ended(who)  # In the middle of an evaluation, say, which others would be excused for.
         self._tell_busy(now_ms)
         stalls = self._detector.look(now_ms)
         if not self._looks and not self._is_quiet() and any(not self._detector.is_told(stall.who) for stall in stalls):
             self._look_why(now_ms)
-        self._at_ms = self._detector.next_ms(now_ms)
+        next_ms = self._detector.next_ms(now_ms)
+        if next_ms is not None and any(not self._detector.is_told(stall.who) for stall in stalls):
+            next_ms = max(
+                next_ms, now_ms + self._every_ms
+            )  # It is looked at, or may not be told yet: its time has come long ago.
+        self._at_ms = next_ms
 
     def _is_quiet(self) -> bool:
-        """A round or a notice has deadlines of its own."""
+        """A notice has deadlines of its own."""
         following = self._following
         if following is not None and not following.is_lost:
             return not following.is_calm
+        # A save on request, or by time, is no reason to be silent: who does not come to its step may be what hangs. A rank that has
+        # come is parked, and not judged.
         state = self._view()
-        return state.phase is not Phase.RUNNING or state.notice is not None
+        return state.phase.value >= Phase.VERIFYING.value or state.notice is not None
 
     # --- between supervisors ------------------------------------------------------------------------------------------
 
@@ -152,7 +191,7 @@ class Hangs:
                     self._at_ms = now  # Without ranks of its own this task has to pass it on all the same.
             case between.Stuck(task=task, ranks=ranks, kind=kind, text=text):
                 say(f"task {task}: {text}")
-                self._feed(ev.Stalled(task, ranks, kind, text))
+                self._is_told(ev.Stalled(task, ranks, kind, text))
 
     # --- a hang -------------------------------------------------------------------------------------------------------
 
@@ -167,17 +206,22 @@ class Hangs:
         taker = dumps.Taker(self._launch.env, self._launch.claims)
 
         def examine() -> Found:
-            return Found(stalls, tuple(standing.ways(stalls, silent_ms)), tuple(taker.take(asked)))
+            ways, taken = standing.ways(stalls, silent_ms), tuple(taker.take(asked))
+            return Found(stalls, tuple(standing.by_now(stalls, ways)), taken)
+
+        def examined(found: Found | Broken) -> None:
+            if isinstance(found, Broken):
+                self._log(Entry("hang_not_examined", "error", {"reason": f"{type(found.error).__name__}: {found.error}"}))
+                found = Found(stalls, (standing.UNSEEN,) * len(stalls), ())
+            self._examined(found)
 
         self._looks = True
-        self._lanes.post("watch", "looking at ranks that stand still", examine, self._examined)
+        self._lanes.post(LANE, "looking at ranks that stand still", examine, examined)
 
-    def _examined(self, found: Found | Broken) -> None:
+    def _examined(self, found: Found) -> None:
         from ckpt_supervisor.standing import GONE
 
         self._looks = False
-        if isinstance(found, Broken):
-            return self._log(Entry("hang_not_examined", "error", {"reason": f"{type(found.error).__name__}: {found.error}"}))
         pairs = list(zip(found.stalls, found.ways, strict=True))
         for stall, way in pairs:
             if way.kind == GONE:
@@ -222,7 +266,18 @@ class Hangs:
             )  # It is told on stderr where all come together.
             return
         say(f"{text}; the stacks are in the journal: ckptctl log --event stack --dir {self._launch.options.dir}")
-        self._feed(ev.Stalled(self._launch.job.task, ranks, kind, text))
+        self._is_told(ev.Stalled(self._launch.job.task, ranks, kind, text))
+
+    def _is_told(self, event: ev.Stalled) -> None:
+        """The machine decides; not while a checkpoint is verified and committed, which is over soon."""
+        before = self._view()
+        if Phase.VERIFYING.value <= before.phase.value <= Phase.COMMITTING.value:
+            self._waiting = [*self._waiting, event][-DOINGS_MAX:]
+            return
+        self._feed(event)
+        after, how = self._view(), self._launch.options.on_hang
+        if how != "warn" and before.notice is None and after.notice is None and after.restarts == before.restarts:
+            say(f"--on-hang {how}: nothing is done about it; no start in place is left (--restarts), or the job is not requeued")
 
 
 def text_of(pairs: list[tuple[Stall, Way]]) -> str:

@@ -19,6 +19,7 @@ from typing import Any, TypeGuard
 from ckpt_supervisor import earlier, store
 from ckpt_supervisor.core.history import SAVES_MAX, History
 from ckpt_supervisor.core.policy import EXIT_CANCELLED, Cause
+from ckpt_supervisor.core.state import Kind
 
 HAD_TIME_MS = 60_000
 """An attempt that trained for so long before it was interrupted had its time (core/comeback.py)."""
@@ -68,6 +69,22 @@ class Attempt:
     """Exit status of the attempt; None if it was cut off."""
     saves: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     """How long its newest saves took, and held training, in order."""
+    tried_ms: int = 0
+    """How long a last save had been running that was given up."""
+    go_ms: int | None = None
+    is_last_save: bool = False
+    recalled: dict[str, int] = dataclasses.field(default_factory=dict)
+    """What had come before it, as it was read at its own start: `timeouts`, `crashes` and `stalled`."""
+
+    @property
+    def ended_by_the_limit(self) -> bool:
+        """Its time limit has ended it."""
+        return self.cause in OF_THE_LIMIT and self.code not in (0, EXIT_CANCELLED)
+
+    @property
+    def crashed(self) -> bool:
+        """Training has failed by itself, and the job came back for that: by Slurm, or by --resubmit where Slurm refused."""
+        return self.cause == Cause.CRASHED.value and (self.requeue != "refused" or self.is_resubmitted)
 
     @property
     def was_interrupted(self) -> bool:
@@ -85,8 +102,8 @@ class Attempt:
 
     @property
     def had_time(self) -> bool:
-        """It could have got further: a rank trained for a while, or training failed by itself."""
-        if self.failed or self.cause in BY_ITSELF:
+        """It could have got further: a rank trained for a while, training failed or hung by itself, or all of its time was over."""
+        if self.failed or self.cause in BY_ITSELF or self.cause in OF_THE_LIMIT:
             return True
         return self.attached_ms is not None and self.trained_ms >= HAD_TIME_MS
 
@@ -117,6 +134,14 @@ class Attempt:
                 self.stopped_ms = at_ms
             case "status_masked":
                 self.failed = True
+            case "round_begun":
+                self.is_last_save, self.go_ms = line.get("kind") == Kind.LEAVE.value, None
+            case "round_turned":
+                self.is_last_save = line.get("kind") == Kind.LEAVE.value
+            case "go":
+                self.go_ms = at_ms
+            case "round_given_up" if self.is_last_save and self.go_ms is not None and at_ms is not None:
+                self.tried_ms = max(self.tried_ms, at_ms - self.go_ms)
             case "commit" if line.get("result") in STANDS:
                 self._commit(line)
             case "adopted":
@@ -130,6 +155,9 @@ class Attempt:
                 self.is_resubmitted = line.get("accepted") is True
             case "exit":
                 self.code = _int(line.get("code"))
+            case "recalled":
+                counts = {name: _int(line.get(name)) for name in ("timeouts", "crashes", "stalled")}
+                self.recalled = {name: count for name, count in counts.items() if count is not None}
             case _:
                 pass
 
@@ -150,26 +178,36 @@ class Attempt:
 def read(directory: Path, job: str, epoch: int) -> History:
     """What came before the start of this epoch, by the journals of the newest `earlier.STARTS_BACK_MAX` starts.
 
-    Raises nothing that a disk can cause.
+    Where there are more, the oldest of these says what the budgets had come to by then. Raises nothing that a disk can cause.
     """
-    attempts = list(_attempts(directory, epoch))
+    found = [one for one in earlier.journals(directory) if one[0] < epoch]
+    attempts = list(_attempts(found[: earlier.STARTS_BACK_MAX]))
     own = list(_of_one_run(attempts, job))
+    is_all = len(found) <= earlier.STARTS_BACK_MAX
     saves = [save for attempt in attempts for save in reversed(attempt.saves)][:SAVES_MAX] or _by_manifests(directory)
     return History(
-        timeouts=sum(attempt.cause in OF_THE_LIMIT and attempt.code not in (0, EXIT_CANCELLED) for attempt in own),
-        crashes=sum(attempt.cause == Cause.CRASHED.value and attempt.requeue != "refused" for attempt in own),
-        stalled=_stalled(own, max(_steps(directory), default=-1)),
+        timeouts=_counted(own, "timeouts", [attempt.ended_by_the_limit for attempt in own], is_all),
+        crashes=_counted(own, "crashes", [attempt.crashed for attempt in own], is_all),
+        stalled=_stalled(own, max(_steps(directory), default=-1), is_all),
         saves_ms=tuple(save_ms for save_ms, _ in saves),
         holds_ms=tuple(hold_ms for _, hold_ms in saves),
+        tried_ms=max((attempt.tried_ms for attempt in attempts[:SAVES_MAX]), default=0),
         interruptions=sum(attempt.was_interrupted for attempt in attempts),
         ran_ms=sum(attempt.trained_ms for attempt in attempts),
     )
 
 
-def _attempts(directory: Path, epoch: int) -> Iterator[Attempt]:
+def _counted(own: Sequence[Attempt], name: str, counts: Sequence[bool], is_all: bool) -> int:
+    """How many of these count, and, if there were older ones (not `is_all`), how many of those did."""
+    known = [place for place, attempt in enumerate(own) if name in attempt.recalled]
+    if is_all or not known:
+        return sum(counts)
+    return max(sum(counts), own[known[-1]].recalled[name] + sum(counts[: known[-1] + 1]))
+
+
+def _attempts(journals: Sequence[tuple[int, str, Path]]) -> Iterator[Attempt]:
     """Newest first."""
-    found = [one for one in earlier.journals(directory) if one[0] < epoch]
-    for number, job, path in found[: earlier.STARTS_BACK_MAX]:
+    for number, job, path in journals:
         try:
             lines, is_whole = earlier.read(path)
         except OSError:
@@ -196,15 +234,15 @@ def _of_one_run(attempts: Sequence[Attempt], job: str) -> Iterator[Attempt]:
             yield attempt
 
 
-def _stalled(attempts: Sequence[Attempt], newest: int) -> int:
-    """How many in a row; `newest` is the highest step in the directory now."""
+def _stalled(attempts: Sequence[Attempt], newest: int, is_all: bool = True) -> int:
+    """How many in a row; `newest` is the highest step in the directory now, `is_all`: there are no older ones than these."""
     count, next_step = 0, newest
     for attempt in attempts:
         if attempt.got_further(next_step):
-            break
+            return count
         count += attempt.had_time
-        next_step = attempt.resume_step
-    return count
+        next_step = next_step if attempt.started_ms is None else attempt.resume_step
+    return count if is_all or not attempts else count + attempts[-1].recalled.get("stalled", 0)
 
 
 def _steps(directory: Path) -> list[int]:

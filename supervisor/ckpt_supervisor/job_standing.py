@@ -17,6 +17,9 @@ GONE = "GONE"
 
 EXIT_CANCELLED = 143
 
+CRASHED = "training failed"
+"""The cause of a notice that nobody sent (core/policy.py)."""
+
 
 class Outside(msgspec.Struct, frozen=True):
     """What was seen besides the journals. `alive`: whether the process of the newest start is; None: cannot be seen from here."""
@@ -114,6 +117,10 @@ def _over(last: Attempt, outside: Outside) -> Standing:
         return Standing("waiting", f"requeued, and not started again as far as its journal tells: {last.line}")
     if state == "RUNNING":
         return Standing("starting", f"Slurm says RUNNING, and the next start has not written anything yet; the last one: {said}")
+    if last.requeue in ("accepted", "already pending") and state in ENDED | {GONE}:
+        said = "Slurm does not know it any more" if state == GONE else f"Slurm says {state}"
+        word = "cancelled" if state == "CANCELLED" else "interrupted"
+        return Standing(word, f"{said}: it does not come back; the last start had ended with: {end_of(last)}")
     how = f"; Slurm says {state}" if state not in ("", GONE) else ""
     return Standing("interrupted", f"{last.line or said}{how}")
 
@@ -127,6 +134,8 @@ def end_of(attempt: Attempt) -> str:
         saved = f"step {attempt.committed} saved" if attempt.left == "fresh" and attempt.committed >= 0 else "saved"
         what = saved if attempt.left == "fresh" else "this save did not make it"
         back = ", requeued" if attempt.requeue in ("accepted", "already pending") else ""
+        if cause == CRASHED:
+            return f"{CRASHED} with status {attempt.code}{back}"
         return f"{cause}, {what}{back}"
     if attempt.refused:
         return "not started"
@@ -139,6 +148,8 @@ def ways_of(attempts: list[Attempt]) -> dict[str, int]:
     for number, attempt in enumerate(attempts):
         if attempt.code is None:
             counts["lost"] += number < len(attempts) - 1
+        elif attempt.left and attempt.notice == CRASHED:
+            counts["failed"] += 1  # Requeued within --max-crashes: nobody interrupted it.
         elif attempt.left:
             limit = attempt.notice in ("end of the time limit ahead", "time limit reached")
             counts["time_limit" if limit else "interrupted"] += 1

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from datetime import datetime, timezone
@@ -24,6 +25,18 @@ _Item = TypeVar("_Item")
 
 LINE_BYTES_MAX = 65_536
 """Longer lines are cut, and say so: "cut": true."""
+
+VERSION = 1
+"""Of the lines (docs/journal.md). It rises only when what readers know changes its meaning; a new event or field does not."""
+
+FULL_BYTES = 2_147_483_648
+"""A file that has grown to this tells of warnings, errors, commits and the way out only: nobody saves that often on purpose."""
+
+STOP_BYTES = 2 * FULL_BYTES
+"""And one of this size of the way out only."""
+
+THE_END = frozenset({"signal", "notice", "leaving", "requeue", "command_exited", "exit"})
+"""What is written however large the file is: a few lines of each start."""
 
 BUFFERED_MAX = 10_000
 """Events kept while the file is not open; later ones are counted and dropped."""
@@ -37,7 +50,7 @@ _ITEM_BYTES = 30  # A float, or null with its comma and brackets.
 _CHAR_BYTES_MAX = 12  # "\\ud83d\\ude00"
 _LEAST_BYTES = 400
 _FRAME_BYTES = 2_000  # What the last value may take beyond its room, and `"cut":true`.
-_IDENTITY = ("ts", "mono_ms", "event", "level", "job", "attempt", "step_id", "epoch", "task", "host", "pid")
+_IDENTITY = ("ts", "mono_ms", "event", "level", "job", "attempt", "step_id", "epoch", "task", "host", "pid", "v")
 _RESERVED = frozenset({*_IDENTITY, "cut"})
 _FILE_MODE = 0o640
 
@@ -87,6 +100,8 @@ class Journal:
         self._torn = False
         self._written = False
         self._unreported = 0
+        self._size = 0
+        self._is_full = False
 
     def stamp(self) -> Stamp:
         """Now. Taken where the event happens, not where it is written."""
@@ -94,9 +109,8 @@ class Journal:
 
     def open(self) -> str | None:
         """Make the file, write what waited for it. What is wrong, or None; when it cannot be made each write tries again."""
-        import structlog
-
-        identity = {**self._who._asdict(), "host": socket.gethostname(), "pid": os.getpid()}
+        structlog = load_structlog()
+        identity = {**self._who._asdict(), "host": socket.gethostname(), "pid": os.getpid(), "v": VERSION}
         # wrap_logger, and not structlog.configure: the configuration is ours alone, and nobody else's is touched.
         self._logger = structlog.wrap_logger(
             _Lines(self._put),
@@ -117,15 +131,24 @@ class Journal:
             else:
                 self._count_lost()
             return
-        own = {f"{key}_" if key in _RESERVED else str(key): value for key, value in fields.items()}
-        when = datetime.fromtimestamp(stamp.wall_ns // 1_000_000_000, timezone.utc).replace(
-            microsecond=stamp.wall_ns // 1_000 % 1_000_000
-        )
-        text = when.isoformat(timespec="microseconds").replace("+00:00", "Z")
-        self._logger.msg(event, level=level, ts=text, mono_ms=stamp.mono_ms, fields=own)
+        text = _instant(stamp)
+        if self._size > FULL_BYTES and not self._is_full:
+            self._is_full = True
+            full = {"bytes": self._size, "text": "only warnings, errors, commits and the way out are written from here on"}
+            self._logger.msg("journal_full", level="warning", ts=text, mono_ms=stamp.mono_ms, fields=full)
+        if self._size > FULL_BYTES and event not in THE_END:
+            if self._size > STOP_BYTES or (level in ("debug", "info") and event != "commit"):
+                return
+        self._logger.msg(event, level=level, ts=text, mono_ms=stamp.mono_ms, fields=_own(fields))
         if self._unreported and self._written:
             count, self._unreported = self._unreported, 0
             self._logger.msg("journal_lines_lost", level="warning", ts=text, mono_ms=stamp.mono_ms, fields={"lines": count})
+
+    def text(self, event: str, level: str, stamp: Stamp, fields: Mapping[str, Any]) -> str:
+        """The same line for others than the file, without its end."""
+        identity = {**self._who._asdict(), "host": socket.gethostname(), "pid": os.getpid(), "v": VERSION}
+        own = {"ts": _instant(stamp), "mono_ms": stamp.mono_ms, "event": event, "level": level}
+        return bounded_json(in_order(None, "", {**own, **identity, "fields": _own(fields)}))
 
     def close(self) -> None:
         """Close the file."""
@@ -137,6 +160,7 @@ class Journal:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+            self._size = os.fstat(self._fd).st_size
         except OSError as error:
             return self._complain(error)
         return None
@@ -155,6 +179,7 @@ class Journal:
             self._complain(error)
             self._count_lost()
             return
+        self._size += written
         self._torn = written < len(data)
         self._written = not self._torn
         if self._torn:
@@ -170,6 +195,34 @@ class Journal:
             self._said = True
             self._say(f"the journal cannot be written, going on without it: {problem}")
         return problem
+
+
+def _own(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an event under names that are none of the journal's own."""
+    return {f"{key}_" if key in _RESERVED else str(key): value for key, value in fields.items()}
+
+
+def _instant(stamp: Stamp) -> str:
+    """RFC 3339, UTC."""
+    whole = datetime.fromtimestamp(stamp.wall_ns // 1_000_000_000, timezone.utc)
+    when = whole.replace(microsecond=stamp.wall_ns // 1_000 % 1_000_000)
+    return when.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def load_structlog() -> Any:
+    """structlog, without the rich that it would use for a console: 3.4 MB in each supervisor, for nothing.
+
+    None in sys.modules is how Python is told that a module cannot be imported; it is taken back at once.
+    """
+    is_hidden = "rich" not in sys.modules
+    if is_hidden:
+        sys.modules["rich"] = None  # type: ignore[assignment]
+    try:
+        import structlog
+    finally:
+        if is_hidden:
+            del sys.modules["rich"]
+    return structlog
 
 
 class _Lines:

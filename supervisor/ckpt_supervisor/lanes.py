@@ -35,7 +35,7 @@ class Lanes:
     """Use with `with`. `post(lane, what, work, done)` runs `work()` in the lane's thread; `done(result)` runs in the loop's."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
-        self._queues: dict[str, queue.SimpleQueue[tuple[str, Callable[[], Any], Callable[[Any], None]]]] = {
+        self._queues: dict[str, queue.SimpleQueue[tuple[str, Callable[[], Any], Callable[[Any], None], bool]]] = {
             name: queue.SimpleQueue() for name in names
         }
         self._results: queue.SimpleQueue[tuple[Callable[[Any], None], Any]] = queue.SimpleQueue()
@@ -59,12 +59,17 @@ class Lanes:
         """Whether a lane that a dead disk holds up may take more."""
         return self._queues[lane].qsize() < QUEUED_MAX
 
-    def post(self, lane: str, what: str, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """Queue one piece of work."""
-        self._queues[lane].put((what, work, done))
+    def post(self, lane: str, what: str, work: Callable[[], Any], done: Callable[[Any], None], *, wakes: bool = True) -> None:
+        """Queue one piece of work. Not `wakes`: its result can wait until the loop wakes for something else."""
+        self._queues[lane].put((what, work, done, wakes))
         if lane not in self._started:
             self._started.add(lane)
             threading.Thread(target=self._run, args=(lane,), name=f"ckpt-{lane}", daemon=True).start()
+
+    @property
+    def has_results(self) -> bool:
+        """Whether there is something to deliver, also if nothing has woken the loop for it."""
+        return not self._results.empty()
 
     def deliver(self) -> None:
         """Run `done` for the results that are here."""
@@ -81,14 +86,15 @@ class Lanes:
     def _run(self, lane: str) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while True:
-            what, work, done = self._queues[lane].get()
+            what, work, done, wakes = self._queues[lane].get()
             result: Any
             try:
                 result = work()
             except Exception as error:  # noqa: BLE001 - a fault in one piece of work must not end the lane: it is told as data.
                 result = Broken(what, error)
             self._results.put((done, result))
-            self._wake()
+            if wakes:
+                self._wake()
 
     def _wake(self) -> None:
         try:

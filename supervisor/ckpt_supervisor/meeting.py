@@ -8,6 +8,7 @@ same host.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -43,6 +44,7 @@ class Meeting:
         self._jobs = directory / "jobs" / job
         self._file = self._jobs / f"{step_id}.json"
         self._call = self._jobs / f"requeue-{attempt}"
+        self._back = self._jobs / f"resubmitted-{attempt}"
         self._step_id = step_id
         self._attempt = attempt
         self._where = where
@@ -87,9 +89,26 @@ class Meeting:
             self._file.unlink(missing_ok=True)
             if _is_this_process(_read(self._call)):
                 self._call.unlink(missing_ok=True)
+            if not any(path.suffix == ".json" for path in self._jobs.iterdir()):
+                self._back.unlink(missing_ok=True)
             self._jobs.rmdir()
         except OSError:
             return  # Others are still there, or the directory cannot be used.
+
+    def first_to_resubmit(self) -> bool:
+        """Whether no other step has had the job resubmitted: each of them has its requeue refused, and one new job is enough."""
+        try:
+            self._back.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        except OSError:
+            return True  # The state directory cannot be used.
+        return True
+
+    def not_resubmitted(self) -> None:
+        """That came to nothing: another step may try."""
+        with contextlib.suppress(OSError):
+            self._back.unlink(missing_ok=True)
 
     def _first_to_call(self) -> Verdict:
         """Of several steps that get ready in one moment the first one calls; a dead caller's place is taken over."""

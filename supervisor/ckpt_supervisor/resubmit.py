@@ -15,9 +15,10 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from ckpt_supervisor.children import Claims
 from ckpt_supervisor.launch import Launch
 from ckpt_supervisor.slurm import SHIELDED
 from ckpt_supervisor.text import one_line
@@ -51,7 +52,7 @@ def run(launch: Launch, reason: str, timeout_s: float = TIMEOUT_S) -> Answer:
     env = environment(launch.env, str(options.dir), launch.job.name, reason)
     give_up = time.monotonic() + timeout_s
     try:
-        child = _start(options.resubmit, env, launch.claims.forking)
+        child = _start(options.resubmit, env, launch.claims)
     except OSError as error:
         return Answer(False, f"sh cannot be started: {error.strerror}")
     try:
@@ -75,12 +76,10 @@ def environment(env: Mapping[str, str], directory: str, job: str, reason: str) -
     return {**kept, "CKPT_SUPERVISE_DIR": directory, "CKPT_SUPERVISE_JOB": job, "CKPT_SUPERVISE_REASON": reason}
 
 
-def _start(
-    command: str, env: Mapping[str, str], forking: Callable[[], contextlib.AbstractContextManager[Callable[[int], None]]]
-) -> subprocess.Popen[bytes]:
+def _start(command: str, env: Mapping[str, str], claims: Claims) -> subprocess.Popen[bytes]:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SHIELDED)
     try:
-        with forking() as claim:
+        with claims.forking() as claim:
             child = subprocess.Popen(
                 ("/bin/sh", "-c", command),
                 env=env,
@@ -90,6 +89,7 @@ def _start(
                 start_new_session=True,
             )
             claim(child.pid)
+            claims.set_apart(child.pid)  # sbatch is below it: training's end is not to be its end.
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return child

@@ -39,6 +39,15 @@ class Way:
     text: str
 
 
+UNSEEN = Way(NO_PROGRESS, "makes no progress; how it stands could not be looked at")
+
+
+def by_now(stalls: Sequence[Stall], found: Sequence[Way]) -> list[Way]:
+    """The same, with those that have ended meanwhile: stacks take their time, and training may be started again in it."""
+    now = [_Look(stall.who.pid) for stall in stalls]
+    return [_way(False, look, look) if look.is_over else way for look, way in zip(now, found, strict=True)]
+
+
 def ways(stalls: Sequence[Stall], silent_ms: int) -> list[Way]:
     """In which way each of them stands. Takes APART_MS. Who was heard longer ago than `silent_ms` is not heard any more."""
     before = [_Look(stall.who.pid) for stall in stalls]
@@ -59,13 +68,18 @@ class _Look:
         self.waits_in = threads.waits_in(pid, pid)
         self.tracer = threads.tracer_of(pid)
 
+    @property
+    def is_over(self) -> bool:
+        """Its process has ended."""
+        return self.is_ours and self.state in ("gone", "zombie")
+
 
 def _way(is_silent: bool, before: _Look, after: _Look) -> Way:
     heard = "is not heard any more" if is_silent else "answers, and makes no progress"
     if not after.is_ours:
         hidden = "nothing can be seen of it from here, as it has process ids of its own (a container)"
         return Way(MUTE if is_silent else NO_PROGRESS, f"{heard}; {hidden}")
-    if after.state in ("gone", "zombie"):
+    if after.is_over:
         return Way(GONE, f"has ended: there is no process {after.pid} any more")
     if after.state == "stopped":
         by = (

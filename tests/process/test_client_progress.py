@@ -53,6 +53,14 @@ def test_a_rank_says_where_it_is_from_its_attaching_to_the_end_of_its_loop(super
     supervisor.ended(child)
 
 
+def test_the_first_boundary_is_told_at_once(supervisor: FakeSupervisor) -> None:
+    """Not with the next word that is due: by then training may have passed what it was given to go on from."""
+    child = supervisor.start(
+        "--no-torch", "--mode", "attach", "--steps", "1000", "--step-ms", "300", CKPT_SUPERVISE_PROGRESS="9000"
+    )
+    assert supervisor.expect(wire.Progress, child.pid, lambda word: word.doing == "training").entered.n < 20
+
+
 def test_how_long_it_stands_is_told_to_within_the_time_between_two_looks(supervisor: FakeSupervisor) -> None:
     """A step of some seconds: the words that come meanwhile say for how long."""
     child = supervisor.start("--no-torch", "--steps", "9", "--step-ms", "3000", CKPT_SUPERVISE_PROGRESS="200")

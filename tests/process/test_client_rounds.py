@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -152,6 +153,22 @@ def test_a_save_that_raises_is_said_with_its_reason_and_training_goes_on(
     supervisor.wait(lambda: last_step(log) > order.at.n)
     child.kill()
     assert lines(child, "Traceback")
+
+
+def test_a_save_that_was_given_up_for_another_rank_prints_no_trace(supervisor: FakeSupervisor, tmp_path: Path) -> None:
+    """Its directory is removed under it: that nothing is there any more would bury the true reason."""
+    log = tmp_path / "log"
+    child = supervisor.start(*FAST, "--save-ms", "1000", "--log", str(log))
+    (pid,) = supervisor.under_way(child)
+    order = supervisor.agree([pid])
+    supervisor.say(pid, wire.Go(order.round))
+    supervisor.expect(wire.Saving, pid)
+    supervisor.wait(lambda: any(Path(order.directory).glob("*")))
+    supervisor.say(pid, wire.Abort(order.round, "rank 1 is gone"))
+    shutil.rmtree(order.directory)
+    supervisor.wait(lambda: last_step(log) > order.at.n)
+    child.kill()
+    assert not lines(child, "Traceback")
 
 
 def test_a_hanging_save_says_so_every_second_until_it_is_told_to_leave_with_the_process(supervisor: FakeSupervisor) -> None:

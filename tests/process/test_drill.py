@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -24,6 +25,17 @@ ENDLESS = ("--steps", 1_000_000, "--step-ms", 20)
 SHORT = ("--kill-wait", "8s", "--grace", "8s", "--warning", "10s")
 OFTEN = "--every-steps 200 --lead 5s"
 BOUND_S = 150
+
+SCRATCH = """
+import pathlib, time, ckpt_client
+def save(directory, step):
+    (pathlib.Path(directory) / "state").write_text(str(step))
+hook = ckpt_client.attach(save=save)
+for n in range(1, 100_000):
+    time.sleep(1)
+    hook.step(n)
+"""
+"""Takes nothing from the checkpoint that it is given."""
 
 
 @contextlib.contextmanager
@@ -67,6 +79,24 @@ def left_running(place: Path) -> list[str]:
     return [line for line in words.values() if str(place) in line]
 
 
+def test_nothing_is_left_running_by_a_command_that_empties_the_environment(tmp_path: Path) -> None:
+    """A helper in a session of its own, with no variables: found by its parents, as slurmstepd finds it by its cgroup."""
+    helper = f"env -i setsid sh -c 'sleep 3600; : {tmp_path}' & exec {shlex.join(toy(*ENDLESS, '--log', tmp_path / 'log'))}"
+    words = (*SHORT, "--path", "nodeloss", "--options", OFTEN, "--json")
+    with drilled(tmp_path, *words, command=["sh", "-c", helper]) as process:
+        assert verdicts(process, tmp_path)["nodeloss"]["passed"]
+    assert left_running(tmp_path) == []
+
+
+def test_a_trainer_of_slow_steps_that_begins_from_scratch_does_not_pass(tmp_path: Path) -> None:
+    """The first look at the next start comes before its first step is over, when it still says what it was given."""
+    (tmp_path / "train.py").write_text(SCRATCH)
+    words = (*SHORT, "--path", "nograce", "--options", OFTEN, "--json")
+    with drilled(tmp_path, *words, command=[sys.executable, "train.py"]) as process:
+        found = verdicts(process, tmp_path)["nograce"]
+    assert (found["passed"], found["why"].split(" to go on from, and ")[1:]) == (False, ["began at step 2 at the latest"])
+
+
 def test_every_path_passes_on_the_toy_and_nothing_else_is_touched(tmp_path: Path) -> None:
     """All eight, side by side: PASS, the bar's figures are there, and the user's own checkpoints are as they were."""
     committed(tmp_path / "checkpoints", 7)
@@ -97,8 +127,8 @@ def test_a_crash_is_rehearsed_as_the_options_say(tmp_path: Path) -> None:
     words = (*SHORT, "--path", "crash", "--json", "--options")
     command = toy(*ENDLESS)
     with (
-        drilled(tmp_path / "a", *words, "--restarts 1", command=command) as in_place,
-        drilled(tmp_path / "b", *words, "", command=command) as ended,
+        drilled(tmp_path / "a", *words, "--every 1h --restarts 1", command=command) as in_place,
+        drilled(tmp_path / "b", *words, "--every 1h", command=command) as ended,
     ):
         place, by_hand = verdicts(in_place, tmp_path / "a")["crash"], verdicts(ended, tmp_path / "b")["crash"]
     assert (place["passed"], place["code"]) == (True, None), place

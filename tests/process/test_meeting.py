@@ -120,6 +120,21 @@ def test_of_steps_that_get_ready_in_one_moment_one_calls(tmp_path: Path, count: 
                 assert step.line() == "announced"
 
 
+def test_of_steps_whose_requeue_is_refused_one_has_the_job_resubmitted(tmp_path: Path) -> None:
+    """Two new jobs of two steps each would be four, and so on; where it came to nothing the next one tries. Nothing is left."""
+    first, second = (Meeting(tmp_path, "77", step, 0, "/ckpt") for step in "01")
+    for meeting in (first, second):
+        assert meeting.announce("running") == ""
+    assert (first.first_to_resubmit(), second.first_to_resubmit()) == (True, False)
+    first.not_resubmitted()
+    assert (second.first_to_resubmit(), first.first_to_resubmit()) == (True, False)
+    second.withdraw()
+    assert first.first_to_resubmit() is False
+    first.withdraw()
+    assert [*(tmp_path / "jobs").iterdir()] == []
+    assert Meeting(tmp_path / "not there", "77", "0", 0, "/ckpt").first_to_resubmit() is True
+
+
 def test_a_step_that_died_holds_nobody(tmp_path: Path) -> None:
     """SIGKILL of a supervisor leaves its file; its pid and start time tell that nobody is behind it."""
     with steps(tmp_path, "0", "1") as (one, other):

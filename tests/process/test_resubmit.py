@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ckpt_supervisor import resubmit
+from ckpt_supervisor import children, resubmit
 from ckpt_supervisor.children import Claims
 from ckpt_supervisor.config import read_options
 from ckpt_supervisor.launch import Launch
@@ -57,7 +59,7 @@ def test_what_slurm_says_of_the_step_is_not_handed_on(stage: Stage) -> None:
     more = {"SLURM_LOCALID": "1", "CKPT_SUPERVISE_SOCKET": "ipc://x", "PATH": os.environ["PATH"]}
     step = task_env(3, 8, SLURM_RESTART_COUNT="4", SLURM_SRUN_COMM_PORT="7", **more)
     told = stage.run("env | grep -E '^(SLURM|CKPT)_' | cut -d= -f1 | sort | tr '\\n' ' '", env=step)
-    assert told.said.split() == [
+    assert [name for name in told.said.split() if name != "CKPT_SUPERVISE_STATE"] == [
         "CKPT_SUPERVISE_DIR", "CKPT_SUPERVISE_JOB", "CKPT_SUPERVISE_REASON", "SLURM_JOB_ID", "SLURM_NTASKS",
     ]  # fmt: skip
     new = {"CKPT_SUPERVISE_DIR": "d", "CKPT_SUPERVISE_JOB": "77", "CKPT_SUPERVISE_REASON": "r"}
@@ -107,3 +109,30 @@ def test_a_flood_of_output_is_cut_and_does_not_block_it(stage: Stage) -> None:
 def test_a_broadcast_to_the_step_does_not_end_it(stage: Stage) -> None:
     """As scontrol it is a process of the step: with proctrack/linuxproc it gets the SIGTERM too."""
     assert stage.run("kill -TERM $$; kill -USR1 $$; kill -INT $$; echo submitted") == (True, "submitted")
+
+
+def test_the_end_of_training_is_not_its_end(stage: Stage) -> None:
+    """sbatch is below the shell, and at work for us: what is left of training is killed while it is, and it goes on."""
+    os.mkfifo(stage.directory / "answer")
+    answer = os.open(stage.directory / "answer", os.O_RDWR)  # Neither end is waited for, whoever has died.
+    answers: list[resubmit.Answer] = []
+    sbatch = 'sh -c \'echo $$ > "$OUT/new"; mv "$OUT/new" "$OUT/pid"; exec head -n 1 "$OUT/answer"\'; true'
+    thread = threading.Thread(target=lambda: answers.append(stage.run(sbatch, timeout_s=120.0)))
+    with subprocess.Popen(["sleep", "600"]) as training:
+        thread.start()
+        try:
+            pid = eventually(lambda: written(stage.directory / "pid"), "the child of the shell")
+            hit = children.end_all(signal.SIGKILL, stage.claims, lambda one: one not in (pid, training.pid))
+            assert hit == [training.pid]
+            assert pid not in children.descendants(stage.claims)
+        finally:
+            training.kill()
+            os.write(answer, b"Submitted batch job 78\n")
+            thread.join(60)
+            os.close(answer)
+    assert answers == [(True, "Submitted batch job 78")]
+
+
+def written(path: Path) -> int:
+    """The number in this file; 0 while it is not there."""
+    return int(path.read_text()) if path.exists() else 0

@@ -116,5 +116,6 @@ def test_a_trainer_that_saves_elsewhere_and_says_nothing_is_told_so(tmp_path: Pa
         assert run.code() == 76, run.story()
         line = eventually(lambda: run.events("exit"), "the exit")[-1]["line"]
         assert "no rank had attached yet" in line
+        assert "needs --adopt PATTERN" in line
         assert "there is no checkpoint" in line
         assert os.fspath(mine) not in line

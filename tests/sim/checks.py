@@ -196,12 +196,13 @@ class Checks:
         if self.ticks[1] > 10:
             self.broken("busy loop", f"{self.ticks[1]} ticks at the same moment in {after.phase.name}")
 
-    def signalled(self, name: str) -> None:
-        """A signal is handed to the machine."""
+    def signalled(self, name: str, is_fresh: bool = True) -> None:
+        """A signal is handed to the machine. Not `is_fresh`: it is that of a broadcast which another task has told of before."""
         now = self.world.now
         if name == "SIGUSR2":
             return
-        self.last_leave_signal_ms = now
+        if is_fresh:
+            self.last_leave_signal_ms = now
         if name == "SIGTERM":
             self.term_ms = now
         if self.notice_ms is None:

@@ -33,6 +33,7 @@ def policy(options: Options, plain: Any) -> Any:
         every_auto=plain.every_ms is None and rng.random() < 0.3,
         on_hang=rng.choice(("warn", "restart")),
         max_timeouts=rng.choice((None, 5)),
+        max_crashes=rng.choice((0, 3)),
     )
 
 
@@ -48,6 +49,7 @@ def schedule(world: World) -> None:
     history = world.code.core.history.History(
         saves_ms=seen_ms, holds_ms=seen_ms, interruptions=rng.randrange(9), ran_ms=rng.randrange(10**9), stalled=rng.randrange(9)
     )
+    history = dataclasses.replace(history, crashes=random.Random(f"crashes of {options.seed}").randrange(6))
     found: list[Any] = [events.Recalled(history)]
     if rng.random() < 0.3:
         found.append(events.Asked("every", rng.choice((700, 3_000, None))))

@@ -143,7 +143,7 @@ TASKS = (
         "told_command_of_an_heir_taken_for_the_end_of_training",
         (
             "relay",
-            "    for event in (Tick(), *(() if state.code is None else (CommandExited(state.code, pid=state.command),))):\n",
+            "    for event in (Tick(), *(() if state.code is None else (CommandExited(state.code, pid=state.command, why=state.why),))):\n",
             "    heir = replace(heir, notice=None) if state.code is not None else heir\n"
             "    for event in (*(() if state.code is None else (CommandExited(state.code),)), Tick()):\n",
         ),
@@ -255,7 +255,7 @@ TASKS = (
         "leaves_with_its_own_command",
         (
             "relay",
-            "            return _report(replace(state, code=code, command=pid), now_ms)\n",
+            "            return _report(replace(state, code=code, command=pid, why=why), now_ms)\n",
             '            return _leave(replace(state, code=code, command=pid), code, "", now_ms)\n',
         ),
         tasks=2,

@@ -325,8 +325,10 @@ class Supervisor(Shell, Machine):
         if self.held(self.signal, name):
             return
         self.world.checks.reached(name)
-        self.checks.signalled(name)
-        self.feed(self.core.events.SignalCame(name, self.core.events.Meaning[MEANINGS[name]]))
+        event = self.core.events.SignalCame(name, self.core.events.Meaning[MEANINGS[name]])
+        _, is_fresh = self.core.tasks.is_fresh(self.policy, self.state, event, self.world.now)
+        self.checks.signalled(name, is_fresh)
+        self.feed(event)
 
     def outside(self, event: Any) -> None:
         """What outside.py has drawn."""

@@ -62,7 +62,8 @@ def test_a_job_is_saved_by_its_number_and_shows_both_attempts_when_it_is_done(ne
     assert (last["end"], last["code"]) == ("training ended", 0)
     refused, line = ctl(run, "save", "--wait", code=1)
     assert refused["result"] == "refused"
-    assert "does not run (finished) since " in line
+    assert "has not run since " in line
+    assert "UTC (finished)" in line
 
 
 @pytest.mark.timeout(240)
@@ -78,10 +79,12 @@ def test_a_job_leaves_when_its_owner_says_so_and_comes_back_only_if_that_was_sai
     run.wait_state("PENDING", restarts=1)
     value, line = ctl(run, "save", code=None)
     if value["result"] == "refused":  # It may just have started again.
-        assert "waits in the queue, and nothing trains" in line or "does not run" in line or "is just ending" in line
+        assert "and nothing trains" in line or "has not run since" in line or "is just ending" in line
     run.wait_event("command_started", attempt=1)
     run.wait_steps(step + 3)
     assert run.events("command_started", attempt=1)[0]["resume_step"] == step
+    assert run.events("exit", attempt=0)[0]["line"].startswith(f"asked to leave; step {step} is committed; ")
+    assert ctl(run, "status")[0]["attempts"][0]["end"] == f"asked to leave, step {step} saved, requeued"
     assert state(run) == "training"
 
     last = ctl(run, "save", "--wait", "--leave")[0]["step"]

@@ -153,8 +153,10 @@ def test_an_early_warning_is_saved_at_and_the_rest_of_the_time_is_used(runs: dic
     run = runs["lingers"]
     check_requeued(run, timeout=LIMIT_S)
     check_out_before_the_kill(run)
-    first, last = run.events("commit", attempt=0, result="committed")
-    assert run.events("signal")[0]["signal"] == "SIGUSR1"
+    commits = run.events("commit", attempt=0, result="committed")
+    warned = run.events("signal")[0]
+    assert warned["signal"] == "SIGUSR1"
+    first, last = next(entry for entry in commits if entry["ts"] > warned["ts"]), commits[-1]
     assert run.events("notice_over", attempt=0)
     assert last["step"] > first["step"]
     assert notices(run)[-1]["by"] == "end-time watch"
@@ -163,7 +165,7 @@ def test_an_early_warning_is_saved_at_and_the_rest_of_the_time_is_used(runs: dic
     run.verify()
     guessed, measured = (run.events("interval", attempt=0)[place] for place in (0, -1))
     assert (guessed["why"], measured["why"]) == ("auto, no save measured yet", "auto")
-    assert measured["cost_ms"] <= first["hold_ms"] + 1
+    assert measured["cost_ms"] <= max(entry["hold_ms"] for entry in commits) + 1, "periodic ones among them"
     assert measured["mtbi_ms"] >= 6 * 3_600_000
     run.wait_event("interval", attempt=1, why="auto", timeout=60)
     assert run.events("interval", attempt=1)[-1]["mtbi_ms"] < 4 * 3_600_000, "an interruption was seen"

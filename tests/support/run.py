@@ -6,8 +6,10 @@ Must not: know what is right; tests do. Ends only what it started.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -68,7 +70,15 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     env = {key: value for key, value in os.environ.items() if not _FOREIGN.fullmatch(key)}
     if "PYTHONPATH" in env:
         env["PYTHONPATH"] = os.pathsep.join(str(Path(part).absolute()) for part in env["PYTHONPATH"].split(os.pathsep) if part)
-    return env | dict(extra or {})
+    return env | {"CKPT_SUPERVISE_STATE": _state()} | dict(extra or {})
+
+
+@functools.cache
+def _state() -> str:
+    """Where supervisors of these tests meet, unless a test says another place: the user's own is not theirs to write into."""
+    made = tempfile.mkdtemp(prefix="ckpt-state-")
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made
 
 
 def is_alive(pid: int) -> bool:

@@ -90,3 +90,16 @@ def test_the_time_for_the_requeue_is_kept_whatever_the_others_take() -> None:
     for left_ms in (400, 1_000, 5_000, 30_000, 10**7):
         budget = cut(0, left_ms)
         assert budget.out_by_ms - budget.leave_by_ms >= min(600, left_ms // 4)
+
+
+def test_what_verification_has_taken_before_is_what_it_gets() -> None:
+    """A measured 6 ms do not cost the save 3.6 s of 30; 12 s get a quarter and a second more, never above a quarter of all."""
+    assert cut(0, 30_000, 6).verify_by_ms - cut(0, 30_000, 6).save_by_ms == 500
+    assert cut(0, 120_000, 12_000).verify_by_ms - cut(0, 120_000, 12_000).save_by_ms == 16_000
+    assert cut(0, 20_000, 60_000).verify_by_ms - cut(0, 20_000, 60_000).save_by_ms == 5_000
+
+
+def test_a_job_that_others_end_or_requeue_leaves_the_share_of_the_requeue_to_the_save() -> None:
+    """KillWait of 6 s, and a save of 4.2 s: it fits after scancel."""
+    assert cut(0, 6_000, 6, requeues=False).save_by_ms == 6_000 - 500 - 300 - 300 - 500
+    assert cut(0, 6_000, 6).save_by_ms == cut(0, 6_000, 6, requeues=False).save_by_ms - 600

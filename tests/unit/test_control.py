@@ -27,9 +27,9 @@ FAR_MS = 1 << 60
 class AtOnce:
     """Lanes that do their work on the spot."""
 
-    def post(self, lane: str, what: str, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+    def post(self, lane: str, what: str, work: Callable[[], Any], done: Callable[[Any], None], *, wakes: bool = True) -> None:  # noqa: ARG002
         """As Lanes.post."""
-        assert lane == "watch"
+        assert lane == "control"
         result: Any
         try:
             result = work()

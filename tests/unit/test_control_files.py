@@ -191,6 +191,28 @@ def test_the_directory_has_to_be_ones_own_and_is_for_its_owner_alone(tmp_path: P
         control_files.make_place(tmp_path / "d", os.geteuid())
 
 
+def test_another_directory_in_its_place_is_neither_obeyed_nor_tidied(tmp_path: Path) -> None:
+    """Who may write to DIR, a group say, can put a link to a directory of ours there, or one of his own."""
+    place, asked = place_in(tmp_path), request()
+    (tmp_path / "mine").mkdir()
+    for name in ("package.json", f"{asked.nonce}.json"):
+        (tmp_path / "mine" / name).write_bytes(msgspec.json.encode(asked))
+    (tmp_path / "control").rename(tmp_path / "aside")
+    (tmp_path / "control").symlink_to("mine")
+    with pytest.raises(OSError, match="control"):
+        control_files.look(place)
+    assert control_files.answer(tmp_path, Answer(asked.nonce, "refused"))
+    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == sorted([f"{asked.nonce}.json", "package.json"])
+    (tmp_path / "control").unlink()
+    (tmp_path / "control").mkdir()
+    if os.geteuid() == 0:  # Nobody else can give a directory away.
+        os.chown(tmp_path / "control", 65534, 65534)
+        with pytest.raises(NotOurs):
+            control_files.look(place)
+        with pytest.raises(NotOurs):
+            control_files.post(tmp_path, asked)
+
+
 def test_a_start_gives_what_an_earlier_one_had_taken_its_last_word(tmp_path: Path) -> None:
     """Taken, and the supervisor was killed before it was done: never obeyed again, and the one who waits is told."""
     place, asked = place_in(tmp_path), request()

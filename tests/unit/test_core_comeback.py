@@ -195,6 +195,29 @@ def test_an_attempt_that_had_no_time_is_not_stopped() -> None:
     assert the(story.all, do.Meet)
 
 
+def test_a_start_that_takes_longer_than_the_time_limit_is_stopped_by_the_brake() -> None:
+    """No rank attaches before the limit, every time: all of its time is what an attempt can have."""
+    story = Story(IN_SLURM)
+    story.feed(ev.Recalled(History(stalled=10)))
+    story.wait(20_000)
+    story.signal()
+    story.look("COMPLETING", "TimeLimit", end_in_ms=0)
+    story.end(0)
+    story.wait(3_000)
+    assert "11 attempts in a row had their time and committed nothing new" in story.exit.line
+    assert story.asked(do.CallRequeue) == []
+
+
+def test_hangs_that_are_requeued_are_stopped_by_the_brake() -> None:
+    """A training that hangs in its first minute in every attempt would come back for ever."""
+    story = story_of(dataclasses.replace(IN_SLURM, on_hang="requeue"), History(stalled=10))
+    story.feed(STALLED)
+    story.end(137)
+    story.wait(3_000)
+    assert "11 attempts in a row had their time and committed nothing new" in story.exit.line
+    assert story.asked(do.CallRequeue) == []
+
+
 def test_exit_n_is_not_said_when_the_job_is_not_to_come_back() -> None:
     """--requeue exit:85 would bring it back all the same."""
     policy = dataclasses.replace(IN_SLURM, requeue="exit", requeue_exit=85, max_timeouts=0)
@@ -269,6 +292,14 @@ def test_a_hang_is_started_again_in_place_as_often_as_restarts_allow_and_then_by
     assert story.asked(do.EndCommand)
 
 
+def test_one_hang_that_every_task_tells_of_uses_one_start_in_place() -> None:
+    """Each task looks at its own ranks: their words come seconds apart, and those after the first one are of what has ended."""
+    story = story_of(dataclasses.replace(IN_SLURM, on_hang="restart", restarts=3), ranks=3)
+    found = [story.feed(dataclasses.replace(STALLED, task=number, ranks=(number,))) for number in range(3)]
+    assert [the(found[0], do.StartCommand).restart, *found[1:]] == [1, (), ()]
+    assert (story.state.restarts, story.state.notice) == (1, None)
+
+
 def test_a_hang_that_is_to_be_requeued_ends_training_and_calls_once() -> None:
     """--on-hang requeue: 76, as the older checkpoint stands."""
     story = story_of(dataclasses.replace(IN_SLURM, on_hang="requeue"))
@@ -283,6 +314,35 @@ def test_a_hang_that_is_to_be_requeued_ends_training_and_calls_once() -> None:
     story.feed(ev.CommandExited(137))
     assert story.exit.code == 76
     assert "training hung" in story.exit.line
+
+
+@pytest.mark.parametrize("agreed", [False, True])
+@pytest.mark.parametrize("how", ["restart", "requeue"])
+def test_a_hang_before_the_step_that_was_agreed_gives_the_round_up_and_is_acted_upon(how: str, agreed: bool) -> None:
+    """Rank 1 stands still, rank 0 waits at the step of a periodic save: without this until --save-timeout, again and again."""
+    story = story_of(dataclasses.replace(IN_SLURM, on_hang=how, restarts=1), ranks=2)  # type: ignore[arg-type]
+    story.signal("SIGUSR2")
+    assert story.state.phase is Phase.AGREEING
+    if agreed:
+        for member in story.round.members:
+            story.feed(wire.Ack(member.who, story.round.number, wire.Position(7, 0)))
+        story.feed(wire.Arrived(who(0), story.round.number, wire.Position(7, 0)))
+        assert story.state.phase is Phase.SAVING
+    story.feed(STALLED)
+    assert story.state.round is None
+    assert story.told(wire.Abort)
+    if how == "restart":
+        assert the(story.all, do.StartCommand).restart == 1
+    else:
+        assert story.notice.cause is Cause.HUNG
+
+
+def test_a_hang_in_a_round_that_is_only_told_leaves_the_round_alone() -> None:
+    """--on-hang warn, the default: its own time ends it."""
+    story = story_of(IN_SLURM, ranks=2)
+    story.signal("SIGUSR2")
+    assert story.feed(STALLED) == ()
+    assert story.state.round is not None
 
 
 def test_nothing_is_done_about_a_hang_while_a_notice_is_in_force() -> None:

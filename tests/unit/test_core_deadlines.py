@@ -41,6 +41,29 @@ def test_a_save_that_cannot_end_in_the_grace_is_not_begun_and_the_reason_has_bot
     assert story.told(wire.Leave)
 
 
+def test_a_cancelled_job_needs_no_time_for_a_requeue_and_its_save_has_it() -> None:
+    """KillWait of 6 s, saves of 4 s: left out for the sake of a requeue that nobody asks for, it cost the steps of an hour."""
+    policy = dataclasses.replace(IN_SLURM, kill_wait_ms=6_000)
+    story = recalled(policy, dataclasses.replace(SLOW, saves_ms=(4_000,)))
+    story.signal()
+    story.look("COMPLETING", end_in_ms=0)
+    assert story.notice.cause is Cause.CANCELLED
+    story.wait(10)
+    assert len(story.told(wire.Prepare)) == 1
+
+
+def test_a_last_save_that_was_given_up_makes_the_watch_begin_the_next_one_sooner() -> None:
+    """It takes longer than it had: known in this attempt, and after a requeue (History.tried_ms)."""
+    story = recalled(WATCHED, History(tried_ms=26_000))
+    assert story.state.longest_save_ms == 26_000
+    story = recalled(dataclasses.replace(IN_SLURM, kill_wait_ms=30_000), History())
+    story.signal()
+    story.agree()
+    story.wait(30_000)
+    assert story.state.given_up is not None
+    assert 10_000 < story.state.longest_save_ms < 30_000
+
+
 def test_a_guess_that_seems_too_short_waits_for_the_look_and_then_the_save_is_begun() -> None:
     """KillWait alone would not do, but the look finds a grace of 90 s."""
     story = recalled(dataclasses.replace(IN_SLURM, kill_wait_ms=6_000))

@@ -8,7 +8,7 @@ from typing import TypeVar
 import pytest
 from ckpt_client import wire
 from ckpt_client.wire import Position, SavedFile
-from ckpt_supervisor.core import between, machine, relay
+from ckpt_supervisor.core import between, machine, relay, tasks
 from ckpt_supervisor.core import commands as do
 from ckpt_supervisor.core import events as ev
 from ckpt_supervisor.core.policy import EXIT_STALE, Policy
@@ -142,7 +142,9 @@ def test_a_signal_and_the_end_of_a_rank_or_of_the_command_are_told_at_once() -> 
     said = reports(task.feed(ev.SignalCame("SIGTERM", ev.Meaning.LEAVE, TASK)))
     assert said[-1].signals == (("SIGTERM", "LEAVE", 1),)
     assert reports(task.feed(ev.RankGone(RANK, "killed")))[-1].gone == ((RANK, "killed"),)
-    assert reports(task.feed(ev.CommandExited(77)))[-1].code == 77
+    told = reports(task.feed(ev.CommandExited(77, why="the kernel killed it")))[-1]
+    assert (told.code, told.why) == (77, "the kernel killed it")
+    assert ev.CommandExited(77, TASK, why="the kernel killed it") in tasks.unfold(STEP, machine.start(STEP, 0)[0], told)
     last = reports(task.wait(1_500))[-1]
     assert (last.signals, last.gone, last.code, last.restart) == ((("SIGTERM", "LEAVE", 1),), ((RANK, "killed"),), 77, 0)
 

@@ -50,6 +50,19 @@ def called(policy: Policy = IN_SLURM) -> Story:
     return story
 
 
+def test_a_job_that_is_held_does_not_come_back_by_itself_and_the_line_says_what_lets_it() -> None:
+    """scontrol requeuehold: "it comes back" would leave it in the queue until somebody wonders."""
+    story = Story(IN_SLURM, 1)
+    story.signal()
+    story.look("COMPLETING", "job_requeued_in_held_state", restarts=1, end_in_ms=None)
+    story.save()
+    story.end(0)
+    story.feed(ev.Met(True, ""))
+    story.look("COMPLETING", "job_requeued_in_held_state", restarts=1, end_in_ms=None)
+    assert "holds the job (job_requeued_in_held_state): scontrol release lets it start again" in story.exit.line
+    assert "by itself" not in story.exit.line
+
+
 @pytest.mark.parametrize(
     "reason",
     ["Requested operation is presently disabled", "Only batch jobs are accepted or processed"],

@@ -146,7 +146,7 @@ def test_a_rank_that_fails_is_named_with_its_reason_in_a_periodic_round_too() ->
 
 
 def test_a_rank_that_dies_in_mid_save_is_told_once_as_gone() -> None:
-    """With its round; the same process's end outside of a round is plain information."""
+    """With its round; the same process's end outside of a round says what is known of it, and after a notice nothing more."""
     story = Story(LOCAL, ranks=1)
     story.signal()
     story.agree()
@@ -157,7 +157,8 @@ def test_a_rank_that_dies_in_mid_save_is_told_once_as_gone() -> None:
     assert only(lines, "leaving").level == "warning"
     quiet = Story(LOCAL, ranks=1)
     gone = only(quiet.feed(ev.RankGone(who(0), "its process has ended")), "rank_gone")
-    assert (gone.level, gone.fields) == ("info", {"rank": 0, "rank_pid": 100, "how": "its process has ended"})
+    how = "its process has ended, without a last word: killed, or by os._exit"
+    assert (gone.level, gone.fields) == ("warning", {"rank": 0, "rank_pid": 100, "how": how})
     assert quiet.feed(ev.RankGone(who(0), "its process has ended")) == []
 
 
@@ -248,7 +249,7 @@ def test_a_notice_that_turns_out_to_be_a_rehearsal_is_told_as_over() -> None:
     for _ in range(3):  # One look may be too early: it is believed after two more.
         lines = story.feed(ev.Looked(VIEW, "signal SIGUSR1"), 400)
         story.feed(ev.Tick(), 400)
-    assert only(lines, "notice_over").fields["reason"].startswith("no end in sight")
+    assert only(lines, "notice_over").fields["reason"].startswith("no end is near")
     assert fields(lines, "round_turned")["kind"] == "save and go on"
 
 
@@ -288,3 +289,15 @@ def test_asking_and_ending_the_command_are_told_with_why() -> None:
     assert fields(lines, "command_asked") == {"why": "no rank had attached yet"}
     assert fields(story.feed(ev.Tick(), 2_000), "command_ended") == {"why": "no rank had attached yet"}
     assert fields(lines, "leaving") == {"outcome": "stale", "step": -1, "reason": "no rank had attached yet"}
+
+
+def test_why_a_notice_is_over_is_said_rightly() -> None:
+    """A rehearsal is no end; a save that the owner asked for, to leave after it, and that fails is another matter."""
+    story = Story(IN_SLURM, 1)
+    story.feed(ev.Asked("leave_after_save"))
+    story.signal("SIGUSR2", ev.Meaning.SAVE)
+    assert story.state.notice is not None
+    number = story.number
+    lines = story.feed(wire.Failed(who(0), number, "OSError: no space"))
+    over = next(entry for entry in lines if entry.event == "notice_over")
+    assert over.fields["reason"] == "the save that was asked for did not make it: training goes on"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ckpt_supervisor.doctor import at_start, notice_rules, place_rules, slurm_rules
+from ckpt_supervisor.doctor import at_start, notice_rules, place_rules, probe, slurm_rules
 from ckpt_supervisor.doctor.facts import Held, JobFacts, Place, Setup, Srun, Temporary, Versions, Wishes
 from ckpt_supervisor.doctor.finding import Finding, wrong
 from ckpt_supervisor.slurm import SlurmEnv
@@ -210,3 +210,8 @@ def test_every_id_is_described_and_the_short_form_says_only_ids_that_there_are()
     described = re.findall(r"^\| `([a-z-]+)` \|", DOCS.read_text(), re.MULTILINE)
     assert sorted(described) == sorted(names)
     assert names >= at_start.SAID
+
+
+def test_a_mount_point_is_read_as_it_is_called() -> None:
+    """Octal digits for blanks; an umlaut is no two letters, and the file system below it is not taken for the one above it."""
+    assert [probe.unescaped(field) for field in ("/mnt/a\\040b", "/mnt/dätä", "/a\\134b")] == ["/mnt/a b", "/mnt/dätä", "/a\\b"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from ckpt_supervisor.doctor import script, shell
+from ckpt_supervisor.doctor import script, shell, slurm_rules
+from ckpt_supervisor.doctor.facts import Setup
 
 
 def parsed(*lines: str) -> script.Script:
@@ -60,6 +61,79 @@ def test_a_supervisor_without_srun_is_found_and_one_that_is_only_named_is_not() 
     """Also below other programs; `which ckpt-supervise` starts none."""
     found = parsed("which ckpt-supervise", "echo ckpt-supervise", "ckpt-supervise -- a", "mpirun -n 4 ckpt-supervise -- b")
     assert [bare.place for bare in found.bare] == ["line 4", "line 5"]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["grep -q y <<<yes", 'read -r a <<< "word"'],
+        ["PORT=$(( 10000 + (1 << 10) ))", 'python -c "print(1<<20)"', "for ((i=1<<4; i; i--)); do :; done"],
+        ["cat <<\\EOF >f", "ckpt-supervise -- nobody", "EOF", "cat <<-END-OF", "ckpt-supervise -- nobody", "\tEND-OF"],
+        ["paste <(cat <<A) - <<B", "ckpt-supervise -- a", "A", "ckpt-supervise -- b", "B"],
+        ['cd "$(dirname "$(scontrol show job $ID | awk \'{print $2}\')")"', "MSG=$'it\\'s' # don't", "X=${Y#*'}'}"],
+        ["LIST=(  # don't", "  a b", ")", "OUT=$(", "  # it's", "  ls", ")"],
+        [
+            "uv pip install ckpt-supervise",
+            "python -m pip install 'ckpt-supervise==1'",
+            "ckpt-supervise --version",
+            "hash ckpt-supervise",
+        ],
+        ["if ! command -v ckpt-supervise >/dev/null; then exit 1; fi", 'echo "or: scontrol requeue $SLURM_JOB_ID"'],
+        ["run() {", '  srun "$@"', "}", "run ckpt-supervise --dir e -- x"],
+    ],
+)
+def test_what_stands_above_it_hides_no_supervisor_and_is_taken_for_none(lines: list[str]) -> None:
+    """As bash reads it: here-strings and shifts are no here-documents, a quote ends where it ends."""
+    found = parsed(*lines, "srun ckpt-supervise --dir d -- python t.py")
+    assert [(srun.place, srun.directory, srun.command) for srun in found.supervised] == [
+        (f"line {len(lines) + 2}", "d", ("python", "t.py"))
+    ]
+    assert (found.bare, found.requeues) == ((), ())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "timeout 23h srun -N2 ckpt-supervise --dir d -- x",
+        "nice -n 10 srun -N2 ckpt-supervise --dir d -- x",
+        "time -p env -u A srun -N2 ckpt-supervise --dir d -- x",
+        "stdbuf -oL srun -N2 ckpt-supervise --dir d -- x 2>&1 | tee >(cat) >>log",
+        "srun -N2 bash -lc 'conda activate e && exec ckpt-supervise --dir d -- x'",
+        "srun -N2 apptainer exec i.sif sh -c 'ckpt-supervise --dir d -- x'",
+        "bash -c 'srun -N2 ckpt-supervise --dir d -- x'",
+        'A="-N2"; B="ckpt-supervise --dir d -- x"; srun $A $B',
+        'A=(\n --dir d\n); C="srun -N2"; $C ckpt-supervise "${A[@]}" -- x',
+        "L=srun; $L -N2 ckpt-supervise --dir d -- x",
+        'OUT="$(srun -N2 ckpt-supervise --dir d -- x)"',
+    ],
+)
+def test_an_srun_is_found_behind_other_programs_in_shells_and_in_variables(line: str) -> None:
+    """Slurm's signals reach the supervisor in all of these."""
+    found = parsed(*line.split("\n"))
+    assert [(srun.options, srun.directory, srun.command) for srun in found.supervised] == [({"nodes": "2"}, "d", ("x",))]
+    assert found.bare == ()
+
+
+def test_of_the_arms_of_one_statement_one_runs() -> None:
+    """Two sruns that exclude each other share a directory well; one behind the statement, or in another one, does not."""
+    found = parsed(
+        'if [ -n "$A" ]; then', " srun ckpt-supervise -- a", "elif true; then srun ckpt-supervise -- b", "else",
+        ' case "$B" in', "  x) srun ckpt-supervise -- c ;;", "  *) srun ckpt-supervise -- d ;;", " esac", "fi",
+        "srun ckpt-supervise -- e", "if true; then srun ckpt-supervise -- f; fi",
+    )  # fmt: skip
+    runs = {srun.command[0]: srun for srun in found.supervised}
+    excluding = {one + other for one in runs for other in runs if one < other and runs[one].excludes(runs[other])}
+    assert excluding == {"ab", "ac", "ad", "bc", "bd", "cd"}
+    both = script.parse("if true; then srun ckpt-supervise -- a\nelse srun ckpt-supervise -- b\nfi", "x")
+    assert "two-sruns" not in {finding.id for finding in slurm_rules.start(Setup("outside", script=both))}
+    assert "two-sruns" in {finding.id for finding in slurm_rules.start(Setup("outside", script=found))}
+
+
+def test_a_directory_that_only_a_run_knows_is_one_word() -> None:
+    """What follows it is the command, and no option is missing."""
+    for directory in ("$(pwd)/ck", '"$(pwd)/ck"', "`pwd`/ck"):
+        (srun,) = parsed(f"srun -n $((2 * 4)) ckpt-supervise --dir {directory} -- python t.py").supervised
+        assert (srun.directory, srun.command) == ("$(pwd)/ck", ("python", "t.py"))
 
 
 def test_each_supervisor_has_the_directory_that_stands_at_its_line() -> None:

@@ -6,11 +6,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
-from ckpt_supervisor import ctl, slurm_text
+from ckpt_supervisor import ctl, places, slurm_text
 from ckpt_supervisor.config import read_options
 from ckpt_supervisor.core.views import JobView
 from ckpt_supervisor.drill import cluster, controller, plan, running, scontrol
@@ -174,6 +175,7 @@ UNSAVED = (
         ({"code": 1}, "left with 1 in place of 75"),
         ({"after": resumed(20, 21)}, "although step 40 is intact"),
         ({"after": resumed(40, 2)}, "began at step 2"),
+        ({"after": (*resumed(40, 41), line(9_400, "rank_went_back", rank=0, step=2))}, "began at step 2"),
         ({"after": ()}, "not started again"),
         (
             {"before": (*saved_and_left()[:-2], line(8_500, "command_asked"), line(8_600, "exit", code=75))},
@@ -234,7 +236,17 @@ def test_crashes_and_lost_nodes_are_judged_by_the_options() -> None:
     assert not judge(seen("crash", **crash), planned("--restarts 1")).passed
     assert not judge(seen("crash", **crash), planned("--max-crashes 1")).passed
     assert "ended with 0" in judge(seen("crash", **crash | {"code": 0}), planned()).why
-    assert "in place" in judge(seen("crash", **crash | {"code": None}), planned("--restarts 1")).why
+    assert "without --every or --every-steps" in judge(seen("crash", **crash), planned("--every-steps 0")).why
+    assert "in place" in judge(seen("crash", **crash | {"code": None}), planned("--every-steps 100 --restarts 1")).why
+
+
+def test_a_hang_that_was_waited_for_and_not_found_does_not_pass() -> None:
+    """It left in time at the preemption; in earnest there might be none for days."""
+    hang = {"before": UNSAVED, "newest": 20, "code": 76, "after": resumed(20, 21)}
+    assert judge(seen("hang", **hang, notes=("found out after 61 s",)), planned()).passed
+    result = judge(seen("hang", **hang, notes=("not found out: waited 120 s for the hang to be found out, in vain",)), planned())
+    assert not result.passed
+    assert "the hang was not found out: waited 120 s" in result.why
 
 
 # --- drawing, and the command line ----------------------------------------------------------------------------------------
@@ -294,6 +306,17 @@ def test_the_job_of_a_cluster_drill_is_in_the_shape_of_the_templates(tmp_path: P
     assert "--time=14" in cluster.submit_words(made, "grace", tmp_path)
 
 
+def test_a_running_jobs_signal_is_for_its_supervised_step_alone(tmp_path: Path) -> None:
+    """scancel --signal without a step signals all of them, and what has no handler for USR1 dies of it."""
+    env = {"CKPT_SUPERVISE_STATE": str(tmp_path / "state")}
+    assert places.remember(env, places.Home("4711", "3", tmp_path)) == ""
+    known = SimpleNamespace(asked_dir=None, dir=tmp_path, environ=env)
+    assert running.home_of(known, "4711", "") == places.Home("4711", "3", tmp_path)  # type: ignore[arg-type]
+    given = SimpleNamespace(asked_dir=str(tmp_path), dir=tmp_path, environ=env)
+    assert running.home_of(given, "4711", "2") == places.Home("4711", "2", tmp_path)  # type: ignore[arg-type]
+    assert running.home_of(given, "4711", "") == places.Home("4711", "", tmp_path)  # type: ignore[arg-type]
+
+
 def test_a_rehearsal_on_a_running_job_passes_only_if_it_trains_on() -> None:
     """Saved and RUNNING; not when it leaves, is not saved, or hears nothing (field case 26)."""
     view_of = looked(controller.started(JOB, NOW_MS, 3_600_000))
@@ -310,3 +333,11 @@ def test_a_supervisor_imports_nothing_of_it() -> None:
     words = "import sys, ckpt_supervisor.cli, ckpt_supervisor.launch, ckpt_supervisor.app; print(*sys.modules)"
     said = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True).stdout.split()
     assert [name for name in said if "drill" in name] == []
+
+
+def test_a_training_that_fails_by_itself_is_not_told_to_attach() -> None:
+    """Nor is one whose save raises told to call hook.step(n)."""
+    died = seen(problem="it ended with 9 before a rank to attach: boom", before=(line(100, "command_exited", code=9),), probes=())
+    assert "training fails by itself here" in judge(died, planned()).advice
+    save = "a save was asked for, with no end in sight, and failed: rank 0 failed: OSError: No space left on device"
+    assert "the save itself fails" in judge(seen(problem=save), planned()).advice

@@ -208,3 +208,18 @@ def test_the_main_thread_comes_first_and_a_dump_fits_into_a_line() -> None:
     assert dumps.main_first(text).startswith("Current thread 0x2 (most recent call first):\n  File b\nThread 0x1")
     assert len(dumps.cut("x" * 100_000)) < 7_600
     assert dumps.cut("short") == "short"
+
+
+def test_nobody_is_excused_for_a_rank_whose_process_is_gone() -> None:
+    """Rank 0 is killed in the middle of its evaluation: the others wait in vain, and not for half an hour more."""
+    story = Story(2)
+    story.say(0, "phase", k=1, phase="eval")
+    assert story.wait(2 * FLOOR_MS, r0=("phase",)) == ()
+    story.mute = {0}
+    story.wait(4 * EVERY_MS)
+    assert story.detector.silent(story.now) == (Who(0, 0, 100),)
+    story.detector.ended(Who(0, 0, 100))
+    assert story.detector.silent(story.now) == ()
+    assert story.detector.busy(story.now) == ()
+    assert story.wait(FLOOR_MS)
+    assert {stall.who.rank for stall in story.detector.near(story.now)} == {0, 1}

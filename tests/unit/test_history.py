@@ -117,6 +117,14 @@ def test_a_crash_that_was_not_requeued_uses_up_nothing(tmp_path: Path) -> None:
     assert found.stalled == 2, "it got nowhere all the same"
 
 
+def test_a_last_save_that_was_given_up_teaches_that_it_takes_longer(tmp_path: Path) -> None:
+    """Otherwise the watch would begin the next one as late, and each attempt would lose everything again."""
+    save = [line("round_begun", 60_000, round=1, kind="save and leave"), line("go", 61_000, round=1)]
+    assert told(tmp_path, [*started(), *save, line("round_given_up", 87_000, round=1)]).tried_ms == 26_000
+    periodic = [line("round_begun", 60_000, round=1, kind="periodic"), line("go", 61_000), line("round_given_up", 87_000)]
+    assert told(tmp_path / "other", [*started(), *periodic]).tried_ms == 0, "--save-timeout is no notice"
+
+
 @pytest.mark.parametrize("value", ["0", "3", "abc", ""])
 def test_attempts_are_counted_by_journals_and_not_by_the_restart_count(tmp_path: Path, value: str) -> None:
     """Field case 54: what SLURM_RESTART_COUNT says is in a journal's name, and decides nothing."""
@@ -200,6 +208,8 @@ def test_of_a_journal_that_is_too_long_the_next_start_tells_whether_it_got_furth
     long = [*started(5), *filler, *interrupted("preempted", HOUR_MS)]
     assert told(tmp_path, long, long, [*started(5), *interrupted("preempted", HOUR_MS)]).stalled == 3
     assert told(tmp_path / "more", long, long, [*started(9), *interrupted("preempted", HOUR_MS)]).stalled == 1
+    refused = [line("refused", 900, text="none is intact"), line("exit", 901, code=76)]
+    assert told(tmp_path / "one between", long, refused, [*started(9), *interrupted("preempted", HOUR_MS)]).stalled == 1
     (tmp_path / "new").mkdir()
     committed(tmp_path / "new", 6)
     assert told(tmp_path / "new", long).stalled == 0
@@ -220,6 +230,51 @@ def test_a_resubmitted_job_has_the_budgets_of_the_one_before(tmp_path: Path) -> 
     assert history.read(tmp_path, "79", 5).stalled == 3
     write(tmp_path, 3, [*chain, line("resubmit", 9_150, accepted=False, reason="it ended with 1")], job="78")
     assert history.read(tmp_path, "79", 5).crashes == 1
+
+
+def test_a_crash_that_only_resubmit_brought_back_uses_up_the_budget(tmp_path: Path) -> None:
+    """Slurm refuses the requeue, which is what --resubmit is for: else --max-crashes 1 would crash under new numbers for ever."""
+    resubmitted = line("resubmit", 9_150, accepted=True, reason="Submitted batch job 78")
+    for epoch, job in enumerate(("76", "77", "78"), 1):
+        write(tmp_path, epoch, [*started(5), *crashed(9_000, requeue="refused"), resubmitted], job=job)
+    assert history.read(tmp_path, "79", 4).crashes == 3
+
+
+# --- more attempts than are read ------------------------------------------------------------------------------------------
+
+
+def many(directory: Path, count: int, lines: list[Line]) -> None:
+    """So many attempts, each of which had read what came before it."""
+    for epoch in range(1, count + 1):
+        counts = {"timeouts": epoch - 1, "crashes": 0, "stalled": epoch - 1}
+        write(directory, epoch, [*lines[:1], line("recalled", 1_500, **counts), *lines[1:]])
+
+
+def test_budgets_go_on_beyond_the_attempts_that_are_read(tmp_path: Path) -> None:
+    """--max-timeouts 60 and --max-stalled 60 are reached; what cannot be read any more is known from the oldest that can."""
+    many(tmp_path, 55, [*started(5), *interrupted("time limit reached", HOUR_MS)])
+    found = history.read(tmp_path, JOB, 56)
+    assert (found.timeouts, found.stalled) == (55, 55)
+    for epoch in (6, 7):  # The oldest that are read were cut off before they had read anything.
+        write(tmp_path, epoch, [*started(5), *interrupted("time limit reached", HOUR_MS)])
+    assert history.read(tmp_path, JOB, 56).timeouts == 55
+
+
+def test_crashes_long_ago_are_not_forgotten_for_preemptions(tmp_path: Path) -> None:
+    """A crash after every 30 preemptions is one of --max-crashes all the same; progress ends the row without any."""
+    lines = [[*started(), commit(6, 9_000), *interrupted("preempted", HOUR_MS)]] * 30 + [[*started(), *crashed(HOUR_MS)]]
+    for epoch in range(1, 94):
+        attempt, before = lines[(epoch - 1) % len(lines)], (epoch - 1) // len(lines)
+        write(tmp_path, epoch, [*attempt, line("recalled", 1_500, crashes=before, stalled=0)])
+    found = history.read(tmp_path, JOB, 94)
+    assert (found.crashes, found.stalled) == (3, 1)
+
+
+def test_journals_that_were_removed_use_up_nothing(tmp_path: Path) -> None:
+    """With fewer than are read at most only what is there counts, whatever it recalls: whoever removes them begins anew."""
+    write(tmp_path, 7, [line("recalled", 900, timeouts=6, crashes=6, stalled=6), *started(5), *crashed(9_000)])
+    found = history.read(tmp_path, JOB, 8)
+    assert (found.timeouts, found.crashes, found.stalled) == (0, 1, 1)
 
 
 # --- how long saves took -------------------------------------------------------------------------------------------------
@@ -254,6 +309,14 @@ def test_the_time_that_was_trained_runs_from_the_first_rank_to_the_notice(tmp_pa
     ]
     found = told(tmp_path, *attempts)
     assert (found.interruptions, found.ran_ms) == (4, 38_000)
+
+
+def test_it_does_not_end_with_a_notice_that_came_to_nothing_nor_with_a_start_in_place(tmp_path: Path) -> None:
+    """A rehearsal after 2 s, a failure after 4 s and a start in place; the preemption comes after 10 s of it."""
+    rehearsal = [line("notice", 4_000, cause="not known"), line("notice_over", 4_500)]
+    failure = [line("command_exited", 6_000, code=1), line("command_started", 7_000, resume_step=3)]
+    assert told(tmp_path, [*started(), *rehearsal, *failure, *interrupted("preempted", 12_000)]).ran_ms == 10_000
+    assert told(tmp_path / "rehearsed", [*started(), *rehearsal, *interrupted("preempted", 12_000)]).ran_ms == 10_000
 
 
 NO_NUMBERS = b'{"event": "commit", "step": "x", "save_ms": -1, "result": "committed"}\n' * 3

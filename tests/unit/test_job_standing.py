@@ -6,6 +6,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from ckpt_supervisor.core.policy import Cause
 from ckpt_supervisor.job_standing import GONE, Outside, end_of, standing, ways_of
 from ckpt_supervisor.view.attempts import Attempt, read
 
@@ -56,7 +57,9 @@ def start(lines: list[dict[str, Any]], epoch: int = 1) -> Attempt:
         (PREEMPTED, Outside(), "waiting", "requeued, and not started again as far as its journal tells"),
         (PREEMPTED, Outside(None, "COMPLETING"), "ending", "the job has not ended yet"),
         (PREEMPTED, Outside(None, "RUNNING"), "starting", "the next start has not written anything yet"),
-        (PREEMPTED, Outside(None, "CANCELLED"), "interrupted", "Slurm says CANCELLED"),
+        (PREEMPTED, Outside(None, "CANCELLED"), "cancelled", "Slurm says CANCELLED: it does not come back"),
+        (PREEMPTED, Outside(None, "FAILED"), "interrupted", "Slurm says FAILED: it does not come back"),
+        (PREEMPTED, Outside(None, GONE), "interrupted", "Slurm does not know it any more: it does not come back"),
         (DONE, Outside(), "finished", "training ended"),
         (DONE, Outside(None, "COMPLETED"), "finished", "training ended"),
         (DONE, Outside(None, "COMPLETING"), "ending", "the job has not ended yet"),
@@ -65,7 +68,7 @@ def start(lines: list[dict[str, Any]], epoch: int = 1) -> Attempt:
         ([*PREEMPTED[:7], {"event": "exit", "code": 143, "line": "cancelled"}], Outside(), "cancelled", "cancelled"),
         ([{"event": "refused", "text": "all damaged"}, {"event": "exit", "code": 76}], Outside(), "refused", "all damaged"),
     ],
-    ids=range(28),
+    ids=range(30),
 )  # fmt: skip
 def test_how_a_job_stands(lines: list[dict[str, Any]], outside: Outside, word: str, said: str) -> None:
     """The newest start's journal first, then whether its process is there, then Slurm; COMPLETING is not the end."""
@@ -93,6 +96,56 @@ def test_every_way_to_end_is_counted_as_what_it_is() -> None:
     assert ways_of(starts) == {"time_limit": 1, "failed": 1, "interrupted": 1, "lost": 1}
     stale = [*HELLO, {"event": "notice", "cause": "preempted"}, {"event": "leaving", "outcome": "stale", "step": -1}]
     assert end_of(start([*stale, {"event": "exit", "code": 76}])) == "preempted, this save did not make it"
+
+
+def test_a_job_that_was_cancelled_in_the_queue_does_not_come_back_by_itself() -> None:
+    """The last start's own line promises it, and was right when it was written."""
+    line = "preempted; step 40 is committed; Slurm has accepted the requeue, the job comes back by itself"
+    last = start([*PREEMPTED[:-1], {"event": "exit", "code": 75, "line": line}])
+    found = standing(last, Outside(None, "CANCELLED"))
+    assert found.text == (
+        "Slurm says CANCELLED: it does not come back; the last start had ended with: preempted, step 40 saved, requeued"
+    )
+
+
+@pytest.mark.parametrize("later", ["requeued already", "not known", "no end in sight"])
+def test_what_follows_from_the_requeue_is_not_the_cause(later: str) -> None:
+    """Slurm's SIGTERM and what the job's state says of it come from the call: why it left was known before."""
+    for cause in ("asked to leave", "end of the time limit ahead"):
+        lines = [*HELLO, {"event": "notice", "cause": cause}, {"event": "leaving", "outcome": "fresh", "step": 40}]
+        lines += [{"event": "requeue_called"}, {"event": "notice", "cause": later}, {"event": "exit", "code": 75}]
+        assert start(lines).notice == cause
+    assert start([*HELLO, {"event": "notice", "cause": "not known"}, {"event": "notice", "cause": later}]).notice == later
+    cancelled = [*HELLO, {"event": "notice", "cause": "preempted"}, {"event": "requeue_called"}]
+    assert start([*cancelled, {"event": "notice", "cause": "cancelled"}]).notice == "cancelled"
+
+
+def test_a_start_in_place_does_not_change_where_the_attempt_began() -> None:
+    """From scratch, and again from step 20 within the same attempt."""
+    again = {"event": "command_started", "resume_step": 20, "restart": 1}
+    found = start([*HELLO, {"event": "commit", "step": 20, "result": "committed"}, again])
+    assert (found.resume_step, found.reached) == (-1, 20)
+
+
+def test_a_command_that_failed_is_warned_of_with_its_status() -> None:
+    """There is not always a reason that is known."""
+    lines = [*HELLO, {"event": "command_exited", "level": "warning", "code": 137}]
+    assert [text for _, text in start(lines).warnings] == ["command exited with status 137"]
+    lines = [*HELLO, {"event": "command_exited", "level": "warning", "code": 137, "why": "SIGKILL by the kernel"}]
+    assert [text for _, text in start(lines).warnings] == ["command exited with status 137: SIGKILL by the kernel"]
+
+
+def test_a_crash_that_was_requeued_has_failed_by_itself() -> None:
+    """--max-crashes has it come back like an interruption, but nobody interrupted it."""
+    requeued = [*HELLO, {"event": "notice", "cause": Cause.CRASHED.value}, {"event": "leaving", "outcome": "stale", "step": -1}]
+    back = [*requeued, {"event": "requeue", "result": "accepted"}, {"event": "exit", "code": 3}]
+    assert end_of(start(back)) == "training failed with status 3, requeued"
+    assert ways_of([start([*requeued, {"event": "exit", "code": 3}])]) == {
+        "time_limit": 0,
+        "failed": 1,
+        "interrupted": 0,
+        "lost": 0,
+    }
 
 
 def test_how_far_a_save_has_come_is_told_rank_by_rank() -> None:

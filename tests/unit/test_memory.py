@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 from ckpt_supervisor import children
+from ckpt_supervisor.core.describe import Entry
 from ckpt_supervisor.lanes import Lanes
-from ckpt_supervisor.memory import AGAIN_MS, EVERY_MS, Alarm, Memory, heaviest, nearest
+from ckpt_supervisor.memory import AGAIN_MS, EVERY_MS, LEVELS_LOOKS, RESULT_MS, Alarm, Memory, heaviest, nearest, tree_bytes
 
 from tests.support.kernel_memory import kernel, limited
+from tests.support.run import eventually
 
 GB = 10**9
 MINUTE = AGAIN_MS
@@ -118,10 +120,44 @@ def test_a_look_is_due_every_few_seconds_and_one_at_a_time() -> None:
         watch.look(2_000)
         assert watch.times_ms == (1_000 + EVERY_MS,)
         watch.look(7_000)
-        assert watch.times_ms == (None,)
+        assert watch.times_ms == (7_000 + RESULT_MS,), "its result does not wake the loop: it is fetched"
+        watch.look(7_000 + RESULT_MS)
+        lanes.post("watch", "something that wakes", lambda: None, lambda _: None)
         assert children.readable(lanes.fileno(), 30.0)
         lanes.deliver()
         assert watch.times_ms == (7_000 + EVERY_MS,)
+
+
+def test_each_minute_it_is_written_down_how_much_is_used() -> None:
+    """In one look of twelve: all processes below us, and the nearest limit; also with --memory-warn off. Not a look more."""
+    entries: list[Entry] = []
+    with Lanes(("watch",)) as lanes, subprocess.Popen([sys.executable, "-c", "input(1)"], stdin=subprocess.PIPE) as process:
+        claims = children.Claims()
+        eventually(lambda: tree_bytes(claims) > 1 << 20, "the child's memory")
+        watch = Memory(None, claims, lanes, entries.append, 0)
+        now = 0
+        for _ in range(LEVELS_LOOKS + 1):
+            now += EVERY_MS
+            watch.look(now)
+            eventually(lambda: lanes.has_results, "the look's result")
+            lanes.deliver()
+        process.communicate(b"\n")
+    assert [(entry.event, entry.level) for entry in entries] == [("memory", "debug")] * 2
+    fields = entries[0].fields
+    assert 1 << 20 < fields["tree_bytes"] < 1 << 30
+    assert 0 < fields["used_bytes"] < fields["limit_bytes"]
+    assert fields["limit_of"]
+
+
+def test_processes_that_are_gone_count_nothing(tmp_path: Path) -> None:
+    """Nor those whose numbers cannot be read."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        (tmp_path / str(process.pid)).mkdir()
+        (tmp_path / str(process.pid) / "statm").write_text("10 8 3 1 0 1 0\n")
+        assert tree_bytes(children.Claims(), str(tmp_path)) == 5 * os.sysconf("SC_PAGE_SIZE")
+        (tmp_path / str(process.pid) / "statm").write_text("")
+        assert tree_bytes(children.Claims(), str(tmp_path)) == tree_bytes(children.Claims(), str(tmp_path / "x")) == 0
+        process.communicate(b"\n")
 
 
 def test_psutil_is_not_imported_before_there_is_something_to_tell() -> None:

@@ -16,6 +16,7 @@ from ckpt_supervisor.store.layout import keep_name
 from tests.support.ctl_stage import caller, committed, flip_a_bit, leave, names
 
 JOB = "77"
+BACK = "ckptctl repair --restore 200 gives it its name back, once training can load it"
 
 
 def fails(root: Path, step: int, times: int = 3, reason: str = "UnpicklingError: weights only") -> None:
@@ -74,6 +75,36 @@ def test_after_three_failures_it_is_renamed_with_why_and_latest_leads_to_the_one
     assert "training has failed 3 times" in one.why.text
     again = starts(tmp_path)
     assert (again.step, again.lines) == (100, ()), "said once; the next start has nothing to pass over"
+    assert again.warnings[-1:] == (f"step 200 is still set aside, as training fails from it ({name}); {BACK}",)
+    assert resume.warnings == (), "its own line says it already"
+
+
+def test_a_rank_that_was_killed_after_steps_of_its_own_takes_nothing_from_the_checkpoint(tmp_path: Path) -> None:
+    """SIGKILL, as for lack of memory, leaves no last word: where it had come to is in the journal's progress lines."""
+    committed(tmp_path, 100)
+    committed(tmp_path, 200)
+    for number in range(3):
+        fails(tmp_path, 200, times=1)
+        path = max((tmp_path / "journal").iterdir(), key=lambda one: int(one.stem.split("-")[3]))
+        lines = [line for line in path.read_text().splitlines() if "rank_failed" not in line]
+        path.write_text("\n".join([*lines[:2], json.dumps({"event": "progress", "mono_ms": 250, "step": 201 + number}), *lines[2:], ""]))
+    assert starts(tmp_path).step == 200
+    assert aside(tmp_path) == []
+
+
+def test_a_long_reason_is_cut_in_the_line_and_whole_lines_stay_lines(tmp_path: Path) -> None:
+    """torch names every tensor whose size does not fit, each on a line of its own; the record has more of it."""
+    committed(tmp_path, 100)
+    committed(tmp_path, 200)
+    text = "RuntimeError: Error(s) in loading state_dict:\n\t" + "size mismatch for layer.weight: copying a param\n" * 20
+    fails(tmp_path, 200, reason=text)
+    (line,) = starts(tmp_path).lines
+    assert "RuntimeError: Error(s) in loading state_dict: size mismatch" in line
+    assert "\n" not in line
+    assert len(line) < 560
+    (one,) = store.all_set_aside(tmp_path)
+    assert one.why is not None
+    assert len(one.why.starts[0].reason) > 300
 
 
 def test_the_only_intact_one_keeps_its_name_and_is_tried_again(tmp_path: Path) -> None:
@@ -195,7 +226,8 @@ def test_ls_all_shows_it_with_the_way_back_and_verify_reads_it(call: Any, tmp_pa
     assert call("verify", path, "--dir", tmp_path).code == 0
     assert "ckptctl repair --restore 200" in call("show", path, "--dir", tmp_path).out
     repaired = call("repair", "--dir", tmp_path)
-    assert (repaired.code, repaired.lines) == (0, ["nothing to repair; 1 of 1 checkpoint intact, every byte read"])
+    said = f"{path.name}: left: set aside, as training failed from it; back by: ckptctl repair --restore 200"
+    assert (repaired.code, repaired.lines) == (0, [said, "nothing to repair; 1 of 1 checkpoint intact, every byte read"])
     assert path.is_dir()
 
 
@@ -215,6 +247,18 @@ def test_restore_gives_it_its_name_back_and_it_has_all_its_tries_again(call: Any
     assert starts(tmp_path).step == 100
     assert call("repair", "--restore", "300", "--dir", tmp_path).code == 1
     assert call("repair", "--restore", "200", "--dir", tmp_path).code == 0
+
+
+def test_restore_of_a_damaged_one_says_that_it_is_damaged(call: Any, tmp_path: Path) -> None:
+    """It is there, and `ls --all` shows it: "no such checkpoint" would be no answer."""
+    flip_a_bit(committed(tmp_path, 674) / "state.pt")
+    committed(tmp_path, 700)
+    assert call("repair", "--dir", tmp_path).code == 0
+    told = call("repair", "--restore", "674", "--dir", tmp_path)
+    assert told.code == 1
+    name = store.damaged_name(674, 1, 0)
+    assert told.err.startswith(f"ckptctl: step 674 was put aside as damaged ({name}) and cannot be restored")
+    assert "ckptctl verify" in told.err
 
 
 def test_restore_refuses_what_is_damaged_or_in_the_way_or_held(call: Any, tmp_path: Path) -> None:
@@ -248,6 +292,19 @@ def test_it_goes_when_as_many_later_ones_were_committed_since_as_keep_asks_for(t
     (tmp_path / keep_name(200)).unlink()
     assert failed.clear_past(tmp_path, 3, store.scan(tmp_path)).names == (path.name,)
     assert [name for name in names(tmp_path) if "failed" in name or "trash" in name] == []
+
+
+def test_steps_above_it_of_a_run_before_do_not_count_as_got_past(tmp_path: Path) -> None:
+    """They were there, and unusable, when it was set aside: whoever goes back does not lose it for them."""
+    later = (300, 310, 320)
+    for step in later:
+        committed(tmp_path, step).rename(tmp_path / f"away-{step}")
+    with_one_aside(tmp_path)
+    (one,) = store.all_set_aside(tmp_path)
+    for step in later:
+        (tmp_path / f"away-{step}").rename(tmp_path / store.step_name(step))
+    assert failed.clear_past(tmp_path, 3, store.scan(tmp_path)).names == ()
+    assert one.path.is_dir()
 
 
 def test_a_record_stays_as_long_as_there_is_a_checkpoint_of_its_step(tmp_path: Path) -> None:

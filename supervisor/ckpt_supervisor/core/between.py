@@ -58,6 +58,8 @@ class Report(_Word, frozen=True, tag=True, array_like=True):
     """Ranks of this task that have left their training loops by themselves."""
     command: int = 0
     """Process of the command that has ended with `code`; 0 if that is not to be told."""
+    why: str = ""
+    """What is known of that end beyond its status, such as a kill for lack of memory."""
 
 
 class Heard(_Word, frozen=True, tag=True, array_like=True):

@@ -22,15 +22,18 @@ class Budget:
     out_by_ms: int
 
 
-def cut(now_ms: int, kill_at_ms: int, verify_ms: int = 0) -> Budget:
+def cut(now_ms: int, kill_at_ms: int, verify_ms: int = 0, *, requeues: bool = True) -> Budget:
     """Shares of the time from now to the kill. Never negative: with too little time all deadlines are now.
 
-    `verify_ms`: what verification and commit have taken before; with a quarter more they get it, if that is not too much.
+    `verify_ms`: what verification and commit have taken before, 0 if that is not known; with a quarter and a second more they
+    get it, if that is not too much. Not `requeues`: somebody else has ended the job or had it requeued: it is only left.
     """
     left_ms = max(0, kill_at_ms - now_ms)
     margin_ms = min(OUT_MARGIN_MS, left_ms // 10)
-    requeue_ms = _share(left_ms, 15, 600, 3_000)
-    verify_ms = max(_share(left_ms, 12, 500, 10_000), min(verify_ms * 5 // 4, left_ms // 4))
+    requeue_ms = _share(left_ms, 15, 600, 3_000) if requeues else _share(left_ms, 5, 300, 1_000)  # To see all out.
+    unknown_ms = _share(left_ms, 12, 500, 10_000)
+    measured_ms = min(max(500, min(verify_ms * 2, verify_ms * 5 // 4 + 1_000)), left_ms // 4)
+    verify_ms = measured_ms if verify_ms else unknown_ms
     leave_ms = _share(left_ms, 5, 200, 2_000)
     out_by_ms = kill_at_ms - margin_ms
     leave_by_ms = out_by_ms - requeue_ms

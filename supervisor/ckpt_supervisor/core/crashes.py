@@ -45,14 +45,20 @@ def failed(policy: Policy, state: State, code: int, words: str, now_ms: int) -> 
 
 def stalled(policy: Policy, state: State, event: Stalled, now_ms: int) -> Result:
     """Training stands still. What is done about it is the user's choice; by default nothing but telling."""
-    if policy.on_hang == "warn" or state.notice is not None or state.code is not None or policy.heir:
+    if not acts(policy, state, event):
         return state, ()
     if policy.on_hang == "restart" and _may_restart(policy, state):
         return start_again(policy, state, now_ms)
-    if not _may_requeue(policy):
-        return state, ()
     state = _noticed(policy, state, Cause.HUNG, now_ms)
     return leaving.leave(policy, state, False, event.text, now_ms)
+
+
+def acts(policy: Policy, state: State, event: Stalled) -> bool:
+    """Whether anything is done about this hang."""
+    if policy.on_hang == "warn" or state.notice is not None or state.code is not None or policy.heir:
+        return False
+    may = (policy.on_hang == "restart" and _may_restart(policy, state)) or _may_requeue(policy)
+    return may and _is_of_this_start(state, event)
 
 
 def start_again(policy: Policy, state: State, now_ms: int) -> Result:
@@ -62,6 +68,12 @@ def start_again(policy: Policy, state: State, now_ms: int) -> Result:
     state = replace(state, restarts=restart, started=False, round=None, closing_ms=None, closed_look=False, settle_ms=None)
     state = interval.with_next(policy, ranks.all_gone(state), now_ms)
     return state, (StartCommand(restart, PAUSES_MS[min(restart, len(PAUSES_MS)) - 1]),)
+
+
+def _is_of_this_start(state: State, event: Stalled) -> bool:
+    """Every task tells of the same hang, seconds apart: after the first word all is started again, and the others are old."""
+    ranks_named = (state.ranks.get(number) for number in event.ranks)
+    return any(rank is not None and rank.live for rank in ranks_named)
 
 
 def _may_restart(policy: Policy, state: State) -> bool:

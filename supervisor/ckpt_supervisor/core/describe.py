@@ -32,7 +32,8 @@ from ckpt_supervisor.core.events import (
     Stalled,
     Verified,
 )
-from ckpt_supervisor.core.state import Member, Phase, Round, Stage, State
+from ckpt_supervisor.core.policy import Cause
+from ckpt_supervisor.core.state import Member, Phase, Rank, Round, Stage, State
 from ckpt_supervisor.core.views import JobView, NoView
 
 RANKS_SHOWN_MAX = 64
@@ -103,7 +104,10 @@ def _of_event(event: Event, before: State, after: State, now_ms: int) -> Iterato
         case RankGone(who=who, how=how):
             rank = before.rank(who)
             if rank is not None and not rank.gone and not _is_awaited(before.round, who):
-                yield _info("rank_gone", rank=who.rank, rank_pid=who.pid, how=how, **_task(who.task))
+                is_first = _is_first_death(before, rank)
+                how = how + WITHOUT_A_WORD if is_first else how
+                fields = {"rank": who.rank, "rank_pid": who.pid, "how": how, **_task(who.task)}
+                yield Entry("rank_gone", "warning" if is_first else "info", fields)
         case CommandExited(code=code, task=task, why=why):
             level = "info" if code == 0 or before.leaving is not None else "warning"
             yield Entry("command_exited", level, {"code": code, **({"why": why} if why else {}), **_task(task)})
@@ -189,6 +193,17 @@ def _of_tasks(event: Event, before: State, after: State) -> Iterator[Entry]:
             yield Entry("task_gone", "warning", fields)
 
 
+WITHOUT_A_WORD = ", without a last word: killed, or by os._exit"
+
+
+def _is_first_death(before: State, rank: Rank) -> bool:
+    """Whether nobody had asked for an end, and this rank is the first to go, without a word of its own."""
+    if before.notice is not None or before.leaving is not None or before.code is not None:
+        return False
+    silent = not (rank.finished or rank.left or rank.died)
+    return silent and not any(other.gone and not other.finished for other in before.ranks)
+
+
 def _is_awaited(current: Round | None, who: wire.Who) -> bool:
     """Whether this rank's end costs a round, which then tells of it."""
     member = None if current is None else current.member(who)
@@ -216,7 +231,13 @@ def _of_notice(before: State, after: State, now_ms: int) -> Iterator[Entry]:
     if old is None and new is None:
         return
     if new is None:
-        yield _info("notice_over", reason="no end in sight: training goes on after the save")
+        was_asked = old is not None and old.cause is Cause.ASKED
+        why = "the save that was asked for did not make it" if was_asked else "no end is near"
+        left_ms = None if after.end_at_ms is None else max(0, after.end_at_ms - now_ms)
+        if left_ms is not None and not was_asked:
+            why = f"{why}, {left_ms // 1_000} s are left"
+        left = {} if left_ms is None else {"left_ms": left_ms}
+        yield _info("notice_over", reason=f"{why}: training goes on{'' if was_asked else ' after the save'}", **left)
     elif old is None or (old.cause, old.kill_at_ms) != (new.cause, new.kill_at_ms):
         yield _info(
             "notice",

@@ -21,8 +21,8 @@ def describe(event: Event, before: Relay, after: Relay, commands: tuple[RelayCom
     match event:
         case SignalCame(name=name, meaning=meaning):
             yield Entry("signal", "info", {"signal": name, "meaning": meaning.value})
-        case CommandExited(code=code):
-            yield Entry("command_exited", "info" if code == 0 else "warning", {"code": code})
+        case CommandExited(code=code, why=why):
+            yield Entry("command_exited", "info" if code == 0 else "warning", {"code": code, **({"why": why} if why else {})})
         case RankGone(who=who, how=how):
             yield Entry("rank_gone", "info", {"rank": who.rank, "rank_pid": who.pid, "how": how})
         case Verified(round=number, verified=verified, problem=problem, bytes_read=count):

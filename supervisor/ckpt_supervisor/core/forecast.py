@@ -11,7 +11,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from ckpt_supervisor.core.history import SAVES_MAX
-from ckpt_supervisor.core.state import Notice, State
+from ckpt_supervisor.core.state import Kind, Notice, Round, State
 
 NONE_BEGUN = "no save was begun"
 
@@ -32,6 +32,17 @@ def measured(state: State, now_ms: int) -> State:
         holds_ms=(hold_ms, *state.holds_ms)[:SAVES_MAX],
         verify_ms=max(state.verify_ms, now_ms - current.written_ms),
     )
+
+
+def tried(state: State, over: Round, now_ms: int) -> State:
+    """The state that has learnt from a last save that was given up: it takes longer than it had.
+
+    So the watch begins the next one sooner, after a requeue as well (history.py): with no save that ever made it nobody would
+    know, and each attempt would lose everything again. It is no reason not to try: what is left is lost anyway.
+    """
+    if over.kind is not Kind.LEAVE or not over.go or over.written_ms is not None:
+        return state
+    return replace(state, longest_save_ms=max(state.longest_save_ms, now_ms - over.go_ms))
 
 
 def hold_of(written_ms: int, go_ms: int, held_ms: int | None) -> int:

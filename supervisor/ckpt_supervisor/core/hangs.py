@@ -21,6 +21,7 @@ Time in which nobody looked (this process was stopped, as by `scontrol suspend`)
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Collection
 from typing import NamedTuple
@@ -57,6 +58,9 @@ PHASES_MAX = 100
 
 DOINGS_MAX = 16
 """Most different things that ranks of one supervisor are busy with."""
+
+SILENT_MAX = 64
+"""Most ranks that are not heard any more whose processes are looked at in a turn."""
 
 RANKS_MAX = 4_096
 """Most ranks below one supervisor that are watched."""
@@ -123,7 +127,19 @@ class Doing(NamedTuple):
 class Pace:
     """What is known of one rank."""
 
-    __slots__ = ("changed_ms", "excused_ms", "first_ms", "first_n", "heard_ms", "phases", "steps", "told", "visit_ms", "word")
+    __slots__ = (
+        "changed_ms",
+        "ended",
+        "excused_ms",
+        "first_ms",
+        "first_n",
+        "heard_ms",
+        "phases",
+        "steps",
+        "told",
+        "visit_ms",
+        "word",
+    )
 
     def __init__(self, word: Progress, now: int) -> None:
         self.word = word
@@ -138,6 +154,8 @@ class Pace:
         self.visit_ms = 0
         """The longest time between two safe points of the phase that it is in."""
         self.told = False
+        self.ended = False
+        """Its process is there no more, and it has not said that it was over."""
 
     @property
     def is_first(self) -> bool:
@@ -187,6 +205,11 @@ class Detector:
             del self._ranks[word.who.rank]
         return goes_on
 
+    def went_back(self, word: Progress) -> bool:
+        """Whether this rank is below the boundary that it was to come to first: it has not loaded what it was given."""
+        pace = self._pace(word.who)
+        return pace is not None and word.doing not in ("starting", "phase", "over") and word.entered.n < pace.first_n
+
     def excuse(self, others: Collection[Doing], now_ms: int) -> None:
         """These are busy, here or elsewhere in the job: the time of who may be waiting for them does not count."""
         now = self._awake(now_ms)
@@ -199,6 +222,18 @@ class Detector:
         """This rank's process has ended."""
         if self._pace(who) is not None:
             del self._ranks[who.rank]
+
+    def silent(self, now_ms: int) -> tuple[Who, ...]:
+        """Who is not heard any more."""
+        now = self._awake(now_ms)
+        mute = (pace.word.who for pace in self._ranks.values() if not pace.ended and now - pace.heard_ms > self._silent_ms)
+        return tuple(itertools.islice(mute, SILENT_MAX))
+
+    def ended(self, who: Who) -> None:
+        """The process of this rank is gone: it stands still, and whoever waits for it waits in vain."""
+        pace = self._pace(who)
+        if pace is not None:
+            pace.ended = True
 
     def near(self, now_ms: int) -> tuple[Stall, ...]:
         """Who stands still, or has stood for half of the time after which it does: they are in it together."""
@@ -229,7 +264,7 @@ class Detector:
     def busy(self, now_ms: int) -> tuple[Doing, ...]:
         """What ranks here are busy with that is no step, as long as each of these may take."""
         now = self._awake(now_ms)
-        busy = {pace.busy for pace in self._ranks.values() if not self._is_over(pace, now)}
+        busy = {pace.busy for pace in self._ranks.values() if not pace.ended and not self._is_over(pace, now)}
         return tuple(sorted(one for one in busy if one is not None)[:DOINGS_MAX])
 
     def next_ms(self, now_ms: int) -> int | None:
@@ -306,6 +341,8 @@ class Detector:
     def _limit(self, pace: Pace, now: int) -> tuple[int | None, int]:
         """How long it may stand where it is, None for as long as it likes, and the slow end that this comes from."""
         doing, slow = pace.word.doing, pace.slow()
+        if pace.ended:
+            return self._least_ms, 0
         if doing == "parked" and now - pace.heard_ms <= self._silent_ms:
             return None, 0
         if pace.is_first:

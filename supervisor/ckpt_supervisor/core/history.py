@@ -27,10 +27,14 @@ class History:
     """From Go to the last rank's Saved, newest first, of any job in this directory."""
     holds_ms: tuple[int, ...] = ()
     """How long training was held by each of them."""
+    tried_ms: int = 0
+    """How long ranks had been saving in the last saves that were given up as their time was over: it takes longer than that."""
     interruptions: int = 0
-    """How often an attempt in this directory was ended by anything but a good end or a person; a failure of its own counts."""
+    """How often an attempt in this directory was ended by anything but a good end or a person; a failure of its own counts
+    where the job came back for it."""
     ran_ms: int = 0
     """How long these attempts trained, all together."""
 
 
 NONE = History()
+"""This very object stands for what has not been read yet."""

@@ -42,6 +42,11 @@ STAY_MS = 900_000
 """While Slurm has not answered the supervisor stays this long beyond the expected kill: leaving in a grace loses the job on
 22.05, and no kill comes while the controller is away."""
 
+OWN_END = "training ended by itself"
+
+UNSAVED_MS = 60_000
+"""Training that ran for so long and that no rank attached in would have had something to save."""
+
 Commands = tuple[Command, ...]
 
 
@@ -62,6 +67,9 @@ def tick(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands]:
     if _saves_itself(state) and now_ms < _ask_at_ms(state):
         return state, commands
     ended = _ended(state, now_ms)
+    wait_ms = comeback.waits_until_ms(state)
+    if wait_ms is not None and now_ms < wait_ms:
+        return state, commands
     if not _asks(policy, state):
         if ended and (not _waits_for_look(policy, state) or now_ms >= _out_by_ms(state)):
             state, more = finish(policy, state, "")
@@ -221,11 +229,11 @@ def next_deadline(policy: Policy, state: State) -> int | None:
         times.append(see_out_ms)
     ended_ms = _ended_at_ms(state)
     if requeue is None:
-        asks = _asks(policy, state)
+        asks, held_ms = _asks(policy, state), comeback.waits_until_ms(state) or 0
         if asks and not (leaving.own_end and state.code is None and leaving.killed_ms is None):
-            times.append(_ask_at_ms(state))
+            times.append(max(held_ms, _ask_at_ms(state)))
         if ended_ms is not None:
-            ended_ms = max(ended_ms, _ask_at_ms(state)) if _saves_itself(state) else ended_ms
+            ended_ms = max(held_ms, ended_ms, _ask_at_ms(state)) if _saves_itself(state) else max(held_ms, ended_ms)
             times.append(max(ended_ms, _out_by_ms(state)) if not asks and _waits_for_look(policy, state) else ended_ms)
     elif requeue.asking is Asking.OVER:
         if ended_ms is not None:
@@ -301,12 +309,15 @@ def _what_stands(policy: Policy, state: State) -> str:
         return f"{failed}; {step_name(state.committed_step)} stands"
     if state.committed_step == NOT_LOOKED:
         return f"{failed}; what checkpoints there are stands, none had been chosen yet"
-    return f"{failed}; there is no checkpoint"
+    tip = "" if state.ranks or policy.adopts else " (a program without the line in its loop needs --adopt PATTERN)"
+    return f"{failed}; there is no checkpoint{tip}"
 
 
 def _what_next(policy: Policy, state: State, why_not: str) -> str:
     requeue = state.requeue
     if requeue is not None and requeue.accepted_ms is not None:
+        if state.held:
+            return f"Slurm has accepted the requeue but holds the job ({state.held}): scontrol release lets it start again"
         return "Slurm has accepted the requeue, the job comes back by itself"
     if requeue is not None and requeue.resubmitted is not None:
         said = f" ({requeue.resubmitted})" if requeue.resubmitted else ""
@@ -329,8 +340,17 @@ def _way_out(policy: Policy, state: State, why_not: str) -> str:
     return "--requeue exit:N (RequeueExit) or --resubmit CMD can bring it back on such a site; now "
 
 
+def unsaved(policy: Policy, state: State, now_ms: int) -> str:
+    """For the last line of training that nobody has ever saved; "" for any other."""
+    if state.attached_ms is not None or len(state.ranks) or policy.adopts or policy.passes or policy.heir:
+        return ""
+    if now_ms - state.began_ms < UNSAVED_MS:
+        return ""
+    return "; no rank ever attached, so nothing was saved"
+
+
 def _own_end_line(code: int) -> str:
-    return "training ended by itself" if code == 0 else f"training failed by itself with status {code}"
+    return OWN_END if code == 0 else f"training failed by itself with status {code}"
 
 
 def _asks(policy: Policy, state: State) -> bool:

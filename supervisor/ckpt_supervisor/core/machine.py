@@ -301,7 +301,9 @@ def _agreeing(policy: Policy, state: State, event: Event, now_ms: int) -> Result
             return turns.turn(policy, state, now_ms)
         case wire.Saving() | Report() | TaskCut() | Verified() | Committed() | Adopted() | Met() | RequeueReturned():
             return state, ()
-        case Resubmitted() | Recalled() | Stalled() | Asked() | Tick():
+        case Stalled():
+            return turns.stalled(policy, state, event, now_ms)
+        case Resubmitted() | Recalled() | Asked() | Tick():
             return state, ()
 
 
@@ -346,7 +348,9 @@ def _saving(policy: Policy, state: State, event: Event, now_ms: int) -> Result:
             return turns.turn(policy, state, now_ms)
         case wire.Hello() | Report() | TaskCut() | Verified() | Committed() | Adopted() | Met() | RequeueReturned():
             return state, ()
-        case Resubmitted() | Recalled() | Stalled() | Asked() | Tick():
+        case Stalled():
+            return turns.stalled(policy, state, event, now_ms)
+        case Resubmitted() | Recalled() | Asked() | Tick():
             return state, ()
 
 

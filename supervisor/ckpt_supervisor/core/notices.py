@@ -25,6 +25,9 @@ RELOOKS_MS = (100, 300, 1_000)
 TURN_RELOOKS = 2
 """A notice signal is taken for a rehearsal only after this many further looks."""
 
+BY_OTHERS = (Cause.CANCELLED, Cause.REQUEUED)
+"""Nothing is left to ask Slurm for: the share of the requeue is the save's."""
+
 CUT_AGAIN_MS = 1_000
 """A kill that has moved by less keeps its budget: cut anew at every look, the shares that come last would melt away."""
 
@@ -65,7 +68,8 @@ def signalled(policy: Policy, state: State, event: SignalCame, now_ms: int) -> t
             interrupts=int(event.meaning is Meaning.INTERRUPT),
         )
     else:
-        was_asked = notice.cause is Cause.ASKED  # By its owner; now by somebody else.
+        # By its owner; now by somebody else, unless it is what our own requeue has brought about.
+        was_asked = notice.cause is Cause.ASKED and (state.requeue is None or not state.requeue.calls)
         notice = dataclasses.replace(
             notice,
             name=event.name if was_asked else notice.name,
@@ -154,7 +158,7 @@ def looked(policy: Policy, state: State, event: Looked, now_ms: int) -> tuple[St
 
 def recalled(policy: Policy, state: State, history: History, now_ms: int) -> State:
     """What earlier attempts came to is known: how long saves take, and how often the run is interrupted."""
-    longest_ms = max((state.longest_save_ms, *history.saves_ms))
+    longest_ms = max((state.longest_save_ms, history.tried_ms, *history.saves_ms))
     state = replace(state, history=history, longest_save_ms=longest_ms)
     # The first save by time is still due an interval from the begin.
     return state if state.next_save_ms is None else interval.with_next(policy, state, state.began_ms)
@@ -186,6 +190,7 @@ def _seen(policy: Policy, state: State, view: JobView, now_ms: int) -> State:
     return replace(
         state,
         start_restarts=start,
+        held=view.held,
         looked_ms=now_ms,
         ran_ms=state.asked_ms if runs(view) else state.ran_ms,
         end_at_ms=end_at_ms,
@@ -204,7 +209,7 @@ def _explained(policy: Policy, state: State, reading: Reading, view: JobView, no
                 meaning=Meaning.LEAVE,
                 first_ms=now_ms,
                 kill_at_ms=reading.kill_at_ms,
-                budget=cut(now_ms, reading.kill_at_ms, state.verify_ms),
+                budget=cut(now_ms, reading.kill_at_ms, state.verify_ms, requeues=reading.cause not in BY_OTHERS),
                 cause=reading.cause,
                 signals=0,
                 looked=True,
@@ -221,13 +226,15 @@ def _explained(policy: Policy, state: State, reading: Reading, view: JobView, no
     # A job on its way out explains its own SIGTERM, not an earlier one: a step limit's kill, say, still comes in its time.
     known = notice.deadline_known or (notice.looked and not runs(view))
     kill_at_ms = _kill_at_ms(policy, dataclasses.replace(notice, deadline_known=known), reading, now_ms)
+    cause = _cause(policy, notice, reading, now_ms)
+    # Once it leaves the shares are what they were: the save is over, and the way out counts on them.
+    is_same = (cause in BY_OTHERS) is (notice.cause in BY_OTHERS) or state.phase.value >= Phase.LEAVING.value
+    is_cut = is_same and abs(kill_at_ms - notice.kill_at_ms) < CUT_AGAIN_MS
     notice = dataclasses.replace(
         notice,
-        cause=reading.cause
-        if reading.explained or notice.cause in (Cause.UNKNOWN, Cause.LIMIT_AHEAD, Cause.NO_END)
-        else notice.cause,
+        cause=cause,
         kill_at_ms=kill_at_ms,
-        budget=notice.budget if abs(kill_at_ms - notice.kill_at_ms) < CUT_AGAIN_MS else cut(now_ms, kill_at_ms, state.verify_ms),
+        budget=notice.budget if is_cut else cut(now_ms, kill_at_ms, state.verify_ms, requeues=cause not in BY_OTHERS),
         looked=True,
         deadline_known=notice.deadline_known or reading.explained,
         preempt_ms=view.preempt_ms if reading.cause is Cause.PREEMPTED and notice.preempt_ms is None else notice.preempt_ms,
@@ -238,6 +245,16 @@ def _explained(policy: Policy, state: State, reading: Reading, view: JobView, no
     still_grace = reading.cause is Cause.PREEMPTED and runs(view) and notice.signals > 1
     again = not reading.explained or reading.cause is Cause.CANCELLED or still_grace
     return _relook(state, now_ms) if again else state
+
+
+def _cause(policy: Policy, notice: Notice, reading: Reading, now_ms: int) -> Cause:
+    """The cause as of this look. A SIGTERM long before the job's end is not that of its limit, whatever it is of."""
+    if not reading.explained and notice.cause not in (Cause.UNKNOWN, Cause.LIMIT_AHEAD, Cause.NO_END):
+        return notice.cause
+    if reading.explained or notice.term_ms is None or reading.kill_at_ms is None:
+        return reading.cause
+    is_far = reading.kill_at_ms - policy.kill_wait_ms - now_ms > policy.notice_horizon_ms
+    return Cause.NO_END if is_far else reading.cause
 
 
 def _kill_at_ms(policy: Policy, notice: Notice, reading: Reading, now_ms: int) -> int:

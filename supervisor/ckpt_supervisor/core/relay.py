@@ -83,6 +83,8 @@ class Relay(msgspec.Struct, frozen=True):
     """The command has been handed the signal that it saves at."""
     command: int = 0
     """Its process, once it has ended."""
+    why: str = ""
+    """What is known of that end beyond its status."""
     gone: tuple[tuple[Who, str], ...] = ()
     finished: tuple[Who, ...] = ()
     """Ranks that have left their training loops by themselves."""
@@ -165,8 +167,8 @@ def _take_in(policy: Policy, state: Relay, event: Event, now_ms: int) -> Result:
         case RankGone(who=who, how=how):
             gone = (*state.gone, (who, how))[-GONE_RANKS_MAX:]
             return _report(replace(state, gone=gone), now_ms)
-        case CommandExited(code=code, pid=pid):
-            return _report(replace(state, code=code, command=pid), now_ms)
+        case CommandExited(code=code, pid=pid, why=why):
+            return _report(replace(state, code=code, command=pid, why=why), now_ms)
         case Verified():
             checked = Checked(state.task, event.round, event.problem, event.bytes_read, event.files, event.verified)
             return replace(state, checked=checked), (SendUp(checked),)
@@ -227,7 +229,7 @@ def _follow(state: Relay, now_ms: int) -> Result:
         if state.is_running:
             return _end_command(state, "it is started again", now_ms)
         state = replace(state, restart=stand.restart, code=None, asked=False, killed_ms=None, checked=None)
-        state = replace(state, command=0, gone=(), finished=(), hellos=(), saved=())
+        state = replace(state, command=0, why="", gone=(), finished=(), hellos=(), saved=())
         return state, (StartCommand(stand.restart),)
     if stand.end and state.is_running:
         return _end_command(state, stand.end, now_ms)
@@ -295,6 +297,7 @@ def _report(state: Relay, now_ms: int) -> Result:
         bye=state.over,
         finished=state.finished,
         command=state.command,
+        why=state.why,
     )
     return replace(state, said_ms=now_ms), (SendUp(word),)
 
@@ -358,7 +361,7 @@ def inherit(policy: Policy, state: Relay, now_ms: int) -> tuple[State, tuple[Com
     heir, more = _notice_in_force(policy, state, heir, now_ms)
     commands += more
     # The notice comes first: a command that has ended because it was told to is not taken for training that ended by itself.
-    for event in (Tick(), *(() if state.code is None else (CommandExited(state.code, pid=state.command),))):
+    for event in (Tick(), *(() if state.code is None else (CommandExited(state.code, pid=state.command, why=state.why),))):
         heir, more = machine.step(policy, heir, event, now_ms)
         commands += more
     return heir, commands

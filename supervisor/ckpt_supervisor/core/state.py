@@ -339,6 +339,8 @@ class State(msgspec.Struct, frozen=True):
     """The owner has asked for another interval, or for one that is chosen."""
     leave_asked: Asked | None = None
     """The owner has asked it to leave after the next save."""
+    held: str = ""
+    """As the newest look said: somebody holds the job, so that it will not start again by itself; the reason, or the state."""
     longest_save_ms: int = 0
     saves_ms: tuple[int, ...] = ()
     """From Go to the last Saved of the newest rounds that were committed, newest first; how long each held training, below."""

@@ -70,7 +70,7 @@ def unfold(policy: Policy, state: State, report: Report) -> tuple[Event, ...]:
         if rank is not None and not rank.gone:
             events.append(RankGone(who, how))
     if report.code is not None and report.restart == state.restarts and state.codes.get(report.task) is None:
-        events.append(CommandExited(report.code, report.task, report.command))
+        events.append(CommandExited(report.code, report.task, report.command, report.why))
     return tuple(events)
 
 

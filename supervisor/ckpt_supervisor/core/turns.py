@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ckpt_supervisor.core import adopting, crashes, forecast, interval, leaving, masked, parting, ranks, rounds, wishes
 from ckpt_supervisor.core.budget import Budget
 from ckpt_supervisor.core.commands import Command, DropPartial, Prune
-from ckpt_supervisor.core.events import Meaning
+from ckpt_supervisor.core.events import Meaning, Stalled
 from ckpt_supervisor.core.policy import Cause, Policy
 from ckpt_supervisor.core.state import GivenUp, Kind, Phase, Round, Stage, State
 
@@ -83,8 +83,10 @@ def own_stops(policy: Policy, state: State, now_ms: int) -> Result:
     if not stops:
         return state, ()
     state = wishes.leaving_round(policy, state, now_ms)
-    kind = Kind.PERIODIC if state.notice is None else Kind.LEAVE
-    return rounds.begin(policy, state, kind, now_ms, now_ms + policy.save_timeout_ms, at=min(stops))
+    kind, save_by_ms = Kind.PERIODIC, now_ms + policy.save_timeout_ms
+    if state.notice is not None:
+        kind, save_by_ms = Kind.LEAVE, state.notice.budget.save_by_ms
+    return rounds.begin(policy, state, kind, now_ms, save_by_ms, at=min(stops))
 
 
 def turn(policy: Policy, state: State, now_ms: int) -> Result:
@@ -189,6 +191,18 @@ def waits_until_ms(state: State) -> int | None:
     return state.notice.first_ms + LOOK_MS if _may_turn(state) else by_ms or state.notice.first_ms
 
 
+def stalled(policy: Policy, state: State, event: Stalled, now_ms: int) -> Result:
+    """Ranks stand still before the step that was agreed, or while they save, for longer than they may: they will not come to it.
+
+    If anything is done about the hang the round is given up first; otherwise its own time ends it, and the hang was told.
+    """
+    if not crashes.acts(policy, state, event):
+        return state, ()
+    state, commands = give_up(policy, state, f"training hangs ({event.kind})", now_ms, again=False)
+    state, more = crashes.stalled(policy, state, event, now_ms)
+    return state, commands + more
+
+
 def give_up(policy: Policy, state: State, reason: str, now_ms: int, again: bool = True, commit_over: bool = False) -> Result:
     """The round is over without a checkpoint: release everybody at once, and go on or leave.
 
@@ -217,7 +231,7 @@ def give_up(policy: Policy, state: State, reason: str, now_ms: int, again: bool 
         given_up_in_a_row=state.given_up_in_a_row + 1,
         phase=Phase.RUNNING,
     )
-    state = interval.with_next(policy, wishes.not_saved(state), now_ms)
+    state = forecast.tried(interval.with_next(policy, wishes.not_saved(state), now_ms), current, now_ms)
     if current.kind is Kind.LEAVE and state.notice is not None:
         if state.code is not None:
             state, more = command_over(policy, state, now_ms)
@@ -294,7 +308,7 @@ def command_over(policy: Policy, state: State, now_ms: int) -> Result:
         reason = hidden or f"the command{_whose(policy, state)} ended with status {code} before it could save"
         return ended or leaving.leave(policy, state, False, reason, now_ms)
     if code == 0:
-        return leaving.done(state, code, "training ended by itself")
+        return leaving.done(state, code, leaving.OWN_END + leaving.unsaved(policy, state, now_ms))
     failed = f"training failed by itself with status {code}{_whose(policy, state)}"
     if hidden:
         failed = f"training failed by itself: {hidden}; the command ended with status 0 all the same"
@@ -346,6 +360,6 @@ def _no_time(state: State) -> str:
 def cause_word(state: State) -> str:
     """Why this checkpoint is taken, in a word or two, for its manifest."""
     if state.notice is not None:
-        return state.notice.cause.value if state.notice.cause is not Cause.UNKNOWN else state.notice.name
+        return state.notice.name if state.notice.cause in (Cause.UNKNOWN, Cause.NO_END) else state.notice.cause.value
     assert state.round is not None
     return state.round.kind.value

@@ -22,6 +22,14 @@ class JobView:
     time_limit_unlimited: bool
 
 
+    @property
+    def held(self) -> str:
+        """Why the job will not start again before somebody releases it, "" where it may (docs/slurm.md, section 6)."""
+        if "held" in self.reason.lower():
+            return self.reason
+        return self.state if self.state in ("REQUEUE_HOLD", "SPECIAL_EXIT") else ""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class NoView:
     """Could not look. `definite`: there is no such job or no Slurm client; otherwise it is worth trying again."""

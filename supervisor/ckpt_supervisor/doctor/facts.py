@@ -30,6 +30,13 @@ class Srun(msgspec.Struct, frozen=True):
     background: bool = False
     directory: str = ""
     """Of its supervisor, as it is written; "" for the default."""
+    arms: tuple[tuple[str, int], ...] = ()
+    """The if and case statements of the script around it, and which of their arms it is in."""
+
+    def excludes(self, other: Srun) -> bool:
+        """Whether at most one of the two runs: they are in different arms of one statement."""
+        others = dict(other.arms)
+        return any(others.get(name, arm) != arm for name, arm in self.arms)
 
 
 class Script(msgspec.Struct, frozen=True):

@@ -23,7 +23,9 @@ def findings(seen: Setup) -> Findings:
 
 
 def seconds(ms: int) -> str:
-    """12 s, 1.5 s."""
+    """12 s, 1.5 s, 40 ms."""
+    if 0 < ms < 100:
+        return f"{ms} ms"
     return f"{ms / 1000:.1f}".removesuffix(".0") + " s"
 
 
@@ -132,13 +134,15 @@ def _preemption(seen: Setup) -> Findings:
         return [*found, ok("grace", f"{what} leave {seconds(room_ms)} for the save at a preemption; none was measured yet")]
     if max(seen.saves_ms) <= room_ms:
         return [*found, ok("grace", f"{what} leave {seconds(room_ms)} for the save at a preemption; {_saves(seen)}")]
-    return [*found, _grace_short(f"{what} leave {seconds(room_ms)} for the save at a preemption, and {_saves(seen)}")]
+    is_tried = min(seen.saves_ms) <= room_ms  # As forecast.too_late has it.
+    return [*found, _grace_short(f"{what} leave {seconds(room_ms)} for the save at a preemption, and {_saves(seen)}", is_tried)]
 
 
-def _grace_short(text: str) -> Finding:
+def _grace_short(text: str, is_tried: bool) -> Finding:
+    what = "it may not end in time, and then" if is_tried else "it will not be tried, and"
     return warning(
         "grace",
-        f"{text}: it will not be tried, and the newest checkpoint stands",
+        f"{text}: {what} the newest checkpoint stands",
         "save more often (--every auto), make saves shorter, or use a partition with a longer GraceTime",
     )
 

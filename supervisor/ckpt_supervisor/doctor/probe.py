@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import sys
 import time
@@ -28,6 +29,8 @@ MOUNTS_BYTES_MAX = 4 << 20
 OLD, NEW = b"old", b"new"
 EPOCH_MAX = 10**18
 _NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
+
+_OCTAL = re.compile(r"\\([0-7]{3})")
 
 Say = Callable[[Place], None]
 
@@ -96,13 +99,18 @@ def _mounted(device: int, path: str) -> tuple[str, str]:
         fields, kinds = left.split(" "), right.split(" ")
         if len(fields) < 5 or len(kinds) < 2:
             continue
-        point = fields[4].encode().decode("unicode_escape")
+        point = unescaped(fields[4])
         is_above = path == point or path.startswith(point.rstrip("/") + "/")
         is_device = fields[2] == f"{os.major(device)}:{os.minor(device)}"
         # btrfs and some network file systems give files another device than the mount has: then the longest path decides.
         if is_above and (weight := len(point) + (1_000_000 if is_device else 0)) >= best:
             best, found = weight, (kinds[0], kinds[1])
     return found
+
+
+def unescaped(field: str) -> str:
+    """A path of mountinfo: blanks and backslashes are three octal digits there, letters beyond ASCII stand as they are."""
+    return _OCTAL.sub(lambda found: chr(int(found[1], 8)), field)
 
 
 def _contents(place: Place) -> Place:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
+
+import msgspec
 
 from ckpt_supervisor.doctor import shell
 from ckpt_supervisor.doctor.facts import Script, Srun
@@ -36,12 +38,20 @@ FLAGS = frozenset(
 
 SUPERVISOR = "ckpt-supervise"
 NO_STARTERS = frozenset(
-    {"echo", "printf", "which", "type", "pip", "export", "alias", "cd", "ls", "test", "[", "[[", "ckptctl", "trap"}
-)
+    {
+        "echo", "printf", "which", "type", "pip", "export", "alias", "cd", "ls", "test", "[", "[[", "ckptctl", "trap", "command",
+        "hash",
+    }
+)  # fmt: skip
 """Commands that name the supervisor without starting it."""
+SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
+WITHIN_MAX = 10
+"""Shells within each other whose `-c` texts are read."""
 
 SIGNAL_NUMBERS = {"1": "HUP", "2": "INT", "10": "USR1", "12": "USR2", "15": "TERM", "18": "CONT"}
 _REQUEUE = re.compile(r"\bscontrol\s+requeue\b")
+_FUNCTION = re.compile(r"(?m)^[ \t]*(?:function[ \t]+([\w.:-]+)|([\w.:-]+)[ \t]*\(\))")
+_WORDS = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?\})")
 
 
 def options_of(words: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -71,7 +81,8 @@ def parse(text: str, origin: str) -> Script:
     requeues: list[int] = []
     variables: dict[str, str] = {}
     exports_all = False
-    for command in shell.commands(text):
+    functions = {match[1] or match[2] for match in _FUNCTION.finditer(text[: shell.TEXT_CHARS_MAX])}
+    for command in _all(shell.commands(text), variables):
         if not command.words:
             variables.update(command.assigned)
             exports_all |= command.assigned.get("SLURM_EXPORT_ENV", "").startswith("ALL")
@@ -85,13 +96,60 @@ def parse(text: str, origin: str) -> Script:
             exports_all |= "SLURM_EXPORT_ENV" in command.words
         elif name == "trap":
             traps |= _trapped(command.words)
-        elif name == "srun":
-            sruns.append(_srun(command, f"line {command.line}", variables))
-        elif name not in NO_STARTERS and _place_of_supervisor(command.words) is not None:
+        elif (place := _place_of_srun(command.words)) is not None:
+            behind = msgspec.structs.replace(command, words=command.words[place:])
+            sruns.append(_srun(behind, f"line {command.line}", variables))
+        elif name not in NO_STARTERS | functions and _starts_supervisor(command.words):
             bare.append(_srun(command, f"line {command.line}", variables))
-        if _REQUEUE.search(" ".join(command.words)):
+        if name not in ("echo", "printf") and _REQUEUE.search(" ".join(command.words)):
             requeues.append(command.line)
     return Script(origin, _sbatch(text), tuple(sruns), tuple(bare), frozenset(traps), tuple(requeues), variables, exports_all)
+
+
+def _all(commands: Iterable[shell.Command], variables: Mapping[str, str], depth: int = 0) -> Iterator[shell.Command]:
+    """With the words that variables stand for, and with what a shell is given by `-c`, where that starts a supervisor."""
+    for command in commands:
+        words = tuple(part for word in command.words for part in _spread(word, variables))
+        text, place = _given_to_shell(words)
+        if depth == WITHIN_MAX or SUPERVISOR not in text:
+            yield msgspec.structs.replace(command, words=words)
+            continue
+        before = words[:place] if _place_of_srun(words[:place]) is not None else ()
+        for inner in _all(shell.commands(text), variables, depth + 1):
+            whole = (*before, *inner.words) if inner.words else ()
+            arms = (*command.arms, *inner.arms)
+            yield msgspec.structs.replace(inner, line=command.line, words=whole, background=command.background, arms=arms)
+
+
+def _spread(word: str, variables: Mapping[str, str]) -> tuple[str, ...]:
+    """The words of $NAME or "${NAME[@]}", where the script has said what that is."""
+    match = _WORDS.fullmatch(word)
+    value = "" if match is None else variables.get(match[1] or match[2], "")
+    if value.startswith("(") and value.endswith(")"):
+        value = value[1:-1]
+    elif not any(char.isspace() for char in value):
+        return (value,) if value and "$" not in value else (word,)
+    return tuple(part for command in shell.commands(value) for part in command.words) or (word,)
+
+
+def _given_to_shell(words: Sequence[str]) -> tuple[str, int]:
+    """The text of `bash -lc TEXT`, and where that shell stands; "" for none."""
+    for place, word in enumerate(words[:-2]):
+        if PurePath(word).name in SHELLS and re.fullmatch(r"-[a-z]*c", words[place + 1]):
+            return words[place + 2], place
+    return "", 0
+
+
+def _place_of_srun(words: Sequence[str]) -> int | None:
+    """Where srun stands: first, or behind `timeout 10m`, `nice -n 10` and the like, in front of a supervisor."""
+    before = words[: _place_of_supervisor(words) or 1]
+    return next((place for place, word in enumerate(before) if PurePath(word).name == "srun"), None)
+
+
+def _starts_supervisor(words: Sequence[str]) -> bool:
+    """Without `--` and a command it starts nothing: `uv pip install ckpt-supervise`."""
+    place = _place_of_supervisor(words)
+    return place is not None and (place == 0 or "--" in words[place:]) and words[place + 1 :] not in (("--version",), ("--help",))
 
 
 def running(words: Sequence[str], pid: int, variables: Mapping[str, str]) -> Srun:
@@ -103,11 +161,11 @@ def _srun(command: shell.Command, place: str, variables: Mapping[str, str]) -> S
     options, _ = options_of(command.words[1:])
     found = _place_of_supervisor(command.words)
     if found is None:
-        return Srun(place, options, background=command.background)
+        return Srun(place, options, background=command.background, arms=command.arms)
     rest = command.words[found + 1 :]
     end = rest.index("--") if "--" in rest else len(rest)
     directory = _directory(rest[:end]) or {**variables, **command.assigned}.get("CKPT_SUPERVISE_DIR", "")
-    return Srun(place, options, rest[:end], rest[end + 1 :], command.background, directory)
+    return Srun(place, options, rest[:end], rest[end + 1 :], command.background, directory, command.arms)
 
 
 def _directory(words: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ notice_rules.py. What Slurm does in each case is docs/slurm.md's; the numbers be
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from ckpt_supervisor import launchers
@@ -79,7 +80,7 @@ def _supervisors(seen: Setup) -> tuple[Srun, ...]:
 def _two(seen: Setup) -> Findings:
     """Several supervised sruns in one job are allowed, each with a directory of its own."""
     several = _supervisors(seen)
-    if len(several) < 2:
+    if len(several) < 2 or all(one.excludes(other) for one, other in itertools.combinations(several, 2)):
         return []
     places = " and ".join(srun.place for srun in several)
     directories = [srun.directory for srun in several]

@@ -51,6 +51,7 @@ def script(plan: Plan, root: Path, directory: Path) -> str:
     """The job script, in the shape of deploy/templates."""
     own = ("--dir", str(directory), "--keep", "2")
     after = ("--resubmit", "") if plan.options.resubmit else ()
+    (root / "own").mkdir(exist_ok=True)
     command = [word.replace("{scratch}", str(root / "own")) for word in plan.command]
     words = [*supervisor(), *own, *plan.words, *after, "--", *command]
     return f"#!/bin/bash\nexec srun {shlex.join(words)}\n"

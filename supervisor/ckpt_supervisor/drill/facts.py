@@ -18,6 +18,10 @@ STANDS = ("committed", "already there")
 SHARES = ("agree", "save", "verify", "commit", "leave")
 
 
+NOT_FOUND = "not found out"
+"""How the note of a hang begins that was waited for in vain."""
+
+
 class Times(msgspec.Struct, frozen=True):
     """How long each share of one last save took, in ms; None from the one on that was not finished."""
 

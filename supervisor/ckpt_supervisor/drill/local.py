@@ -244,11 +244,13 @@ class LocalGround:
     def _kill_all(self) -> None:
         """As slurmstepd does at the end of a step: until nobody is left."""
         process = self._process
+        is_there = process is not None and process.poll() is None
+        below = {pid: procfs.stat(pid) for pid in (procfs.descendants(process.pid) if process is not None and is_there else ())}
         for _ in range(ROUNDS_MAX):
             if process is not None and process.poll() is None:
                 process.kill()
                 process.wait()
-            others = self._others()
+            others = {*self._others(), *(pid for pid, seen in below.items() if _is_there(pid, seen))}
             if not others:
                 return
             for pid in others:
@@ -263,7 +265,9 @@ class LocalGround:
         return [pid for pid in mine if procfs.environ(pid).get(MARK) == self._mark]
 
     def _command(self) -> list[str]:
-        return [word.replace("{scratch}", str(self.root / "own")) for word in self._plan.command]
+        own = self.root / "own"
+        own.mkdir(exist_ok=True)
+        return [word.replace("{scratch}", str(own)) for word in self._plan.command]
 
     def _slurm_env(self) -> dict[str, str]:
         """What slurmstepd gives to the one task of a one-node step."""
@@ -283,6 +287,12 @@ class LocalGround:
         path = os.pathsep.join((str(self.root / "bin"), env.get("PATH") or os.defpath))
         state = str(self.root / "state")
         return kept | {"PATH": path, MARK: self._mark, "CKPT_SUPERVISE_STATE": state}
+
+
+def _is_there(pid: int, seen: procfs.Stat | None) -> bool:
+    """Whether this process, as it was seen, still runs: one with an environment of its own (`env -i`) has no mark."""
+    now = procfs.stat(pid)
+    return seen is not None and now is not None and now.started == seen.started and now.state not in ("zombie", "gone")
 
 
 def tail_of(path: Path) -> str:

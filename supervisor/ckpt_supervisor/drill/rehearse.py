@@ -21,6 +21,7 @@ from ckpt_supervisor.drill.plan import Plan, limit_for
 from ckpt_supervisor.view.log import Tail, journals, moment
 
 PACE_S = 0.5
+FIRST_PACE_S = 1.5
 HANG_MS_MAX = 120_000
 """A --hang-floor that is longer is not waited for."""
 
@@ -155,7 +156,7 @@ class Rehearsal:
                 if not self.ground.is_over():
                     self._at_work(mark, 1)
         except NotSeenError as error:
-            note = f"not found out: {error}"
+            note = f"{read.NOT_FOUND}: {error}"
         return (note,)
 
     def _limit(self) -> Facts:
@@ -255,7 +256,9 @@ class Rehearsal:
             return self._adopted(mark, hello)
         for done in range(1, PROBES_MAX + 1):
             if done > 1 or probes == 1:
-                self._train()  # Until its first step is over, a trainer is taken to be where it was told to go on from.
+                # Until its first step is over, a trainer is taken to be where it was told to go on from. The first start trains
+                # for longer than the next one: a trainer that begins from scratch is not to have come as far by then.
+                self._train(PACE_S if probes == 1 else FIRST_PACE_S)
             at = len(self._lines)
             self.ground.ask_save()
             commit = self._saved(at)
@@ -266,9 +269,9 @@ class Rehearsal:
         self._start_ms = self._start_ms or round((time.monotonic() - began) * 1000)
         return hello
 
-    def _train(self) -> None:
+    def _train(self, pace_s: float) -> None:
         """Let it train for a moment: with nothing but saves the time of a step cannot be told."""
-        end = time.monotonic() + PACE_S
+        end = time.monotonic() + pace_s
         while time.monotonic() < end and not self._stopped():
             self.ground.tick()
             self._pause.wait(self.ground.look_s)
@@ -320,7 +323,9 @@ class Rehearsal:
             if reason:
                 raise NotSeenError(reason)
             if was_over and not is_end:
-                raise NotSeenError(f"it ended ({self.ground.outcome()[0]}) before {what}: {self.ground.tail()}")
+                code = self.ground.outcome()[0]
+                status = "" if code is None else f" with {code}"
+                raise NotSeenError(f"it ended{status} before {what}: {self.ground.tail()}")
             if time.monotonic() >= end:
                 raise NotSeenError(f"waited {bound_ms / 1000:.0f} s for {what}, in vain")
             self._pause.wait(self.ground.look_s)

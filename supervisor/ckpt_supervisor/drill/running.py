@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from ckpt_supervisor import places
+from ckpt_supervisor import places, store
 from ckpt_supervisor.core.views import JobView
 from ckpt_supervisor.ctl_words import EXIT_NOT_FOUND, EXIT_USAGE, complain
 from ckpt_supervisor.drill import facts as read
@@ -44,13 +44,17 @@ def run(arguments: argparse.Namespace, wait_ms: int) -> Result | int:
     scontrol = Scontrol(tool, job, env)
     view = scontrol.show_job(CALL_S)
     why = _why_not(view) if isinstance(view, JobView) else f"Slurm says of job {job}: {view.reason}"
-    directory = _directory(arguments, job, step_id)
-    if not why and directory is None:
+    home = home_of(arguments, job, step_id)
+    if not why and home is None:
         why = f"where job {job} has its checkpoints is not known here: say --dir DIR"
-    if why or directory is None or not isinstance(view, JobView):
+    elif not why and home is not None and not home.step_id:
+        why = f"which step of job {job} is supervised is not known: say --job {job}.STEP, as other steps may die of the signal"
+    elif not why and home is not None and not home.step_id.isdecimal():
+        why = f"the supervisor of job {job} was not started by srun: no signal of Slurm's comes to it (`srun ckpt-supervise`)"
+    if why or home is None or not isinstance(view, JobView):
         complain(f"drill: {why}")
         return EXIT_NOT_FOUND
-    return _rehearse(scontrol, directory, (job, step_id), env, wait_ms)
+    return _rehearse(scontrol, home, env, wait_ms)
 
 
 def _why_not(view: JobView) -> str:
@@ -66,11 +70,18 @@ def _why_not(view: JobView) -> str:
     return ""
 
 
-def _directory(arguments: argparse.Namespace, job: str, step_id: str) -> Path | None:
-    if arguments.asked_dir:
-        return Path(arguments.dir)
-    homes = places.homes(arguments.environ, job, step_id)
-    return homes[0].dir if homes else None
+def home_of(arguments: argparse.Namespace, job: str, step_id: str) -> places.Home | None:
+    """The supervised step and its directory: the signal is for that step alone, as the default action of USR1 ends all others."""
+    if not arguments.asked_dir:
+        homes = places.homes(arguments.environ, job, step_id)
+        return homes[0] if homes else None
+    directory = Path(arguments.dir)
+    try:
+        holder = store.read_holder(directory)
+    except OSError:
+        holder = None
+    is_its = holder is not None and holder.job == job
+    return places.Home(job, step_id or (holder.step_id if is_its and holder is not None else ""), directory)
 
 
 class _Watch:
@@ -96,10 +107,10 @@ class _Watch:
         return self.lines
 
 
-def _rehearse(scontrol: Scontrol, directory: Path, who: tuple[str, str], env: Mapping[str, str], wait_ms: int) -> Result:
-    job, step_id = who
+def _rehearse(scontrol: Scontrol, home: places.Home, env: Mapping[str, str], wait_ms: int) -> Result:
+    job, step_id, directory = home
     watch = _Watch(directory, job)
-    target = f"{job}.{step_id}" if step_id.isdecimal() else job
+    target = f"{job}.{step_id}"
     began = time.monotonic()
     complain(f"drill: scancel --signal=USR1 {target}; watching {directory}")
     done = subprocess.run(

@@ -95,6 +95,11 @@ def _why_not_there(seen: Facts) -> str:
         return "the options of --sbatch-args, with -p and -A as this site wants them"
     if seen.problem.endswith("for the job to start, in vain"):
         return "see `squeue` for why it waits; ask for less with --sbatch-args"
+    exited = read.last(seen.before, "command_exited")
+    if exited is not None and exited.get("code") not in (0, None):
+        return "training fails by itself here: run the command alone, with its output before your eyes, and mend that first"
+    if "and failed:" in seen.problem:
+        return "the save itself fails: the reason is what it raised, or what was wrong with the files that it wrote"
     if read.first(seen.before, "rank_hello") is None and not seen.probes:
         return (
             "training has to call ckpt.steps() or ckpt.attach() (README, step 2), or --options needs --adopt for a program that "
@@ -194,6 +199,9 @@ def _coming_back(seen: Facts) -> _Opinion | None:
     if step != seen.newest:
         return _Opinion(False, f"went on from step {step}, although step {seen.newest} is intact", "see `ckptctl log`")
     at = read.first_step(seen.after)
+    back = read.first(seen.after, "rank_went_back")
+    if back is not None and isinstance(back.get("step"), int):
+        at = min(at, back["step"]) if at is not None else back["step"]
     if at is not None and at < step:
         return _Opinion(
             False,
@@ -225,15 +233,24 @@ def _on_hang(seen: Facts, times: Times) -> _Opinion:
         return _Opinion(False, "a rank that stands still kept it from leaving in time: killed", "see `ckptctl log`")
     if seen.code not in (EXIT_INTERRUPTED, EXIT_STALE):
         return _Opinion(False, f"it left with {seen.code} in place of {EXIT_STALE}", "see `ckptctl log` of this path")
+    missed = next((note for note in seen.notes if note.startswith(read.NOT_FOUND)), "")
+    if missed:
+        advice = "see `ckptctl log` of this path (--keep-files); a phase or a first step may last (docs/troubleshooting.md)"
+        return _Opinion(False, f"the hang was {missed}; in earnest the job would stand until its time limit", advice)
     what = "saved all the same" if times.step is not None else "left in time"
     return _coming_back(seen) or _Opinion(True, f"{what}; the next start went on from step {seen.newest}")
 
 
 def _on_node_loss(seen: Facts, plan: Plan) -> _Opinion:
+    return _only_asked_for(plan) or _coming_back(seen) or _Opinion(True, f"the next start went on from step {seen.newest}")
+
+
+def _only_asked_for(plan: Plan) -> _Opinion | None:
+    """Where nobody tells of the end beforehand, only periodic saves count: the drill's own are none."""
     options = plan.options
-    if not (options.every_steps or options.every.auto or options.every.ms is not None or options.adopt):
-        return _Opinion(False, NO_PERIODIC, "save periodically: --every 30m, --every auto, or --every-steps N")
-    return _coming_back(seen) or _Opinion(True, f"the next start went on from step {seen.newest}")
+    if options.every_steps or options.every.auto or options.every.ms is not None or options.adopt:
+        return None
+    return _Opinion(False, NO_PERIODIC, "save periodically: --every 30m, --every auto, or --every-steps N")
 
 
 def _on_crash(seen: Facts, plan: Plan) -> _Opinion:
@@ -253,7 +270,7 @@ def _on_crash(seen: Facts, plan: Plan) -> _Opinion:
     else:
         how = "requeued" if seen.requeued else f"ended with {seen.code}, not requeued (--restarts 0, --max-crashes 0)"
     next_one = "" if seen.code is None else "; the next start"
-    return _coming_back(seen) or _Opinion(True, f"{how}{next_one} went on from step {seen.newest}")
+    return _only_asked_for(plan) or _coming_back(seen) or _Opinion(True, f"{how}{next_one} went on from step {seen.newest}")
 
 
 def _lost(seen: Facts, times: Times) -> int | None:
