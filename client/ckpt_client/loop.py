@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpt_client.attachment import Attachment
+from ckpt_client.channel import tell
 from ckpt_client.hook import Load, Save, idle_rank, meet, own_saver
 from ckpt_client.identity import Identity
-from ckpt_client.meeting import Wish
+from ckpt_client.meeting import Meeting, Wish
 from ckpt_client.phase import Phase, Stay, stop_if_asked
 from ckpt_client.place import Place
 
@@ -106,7 +107,14 @@ def steps(stop: int, start: int = 0, *, save: Save | None = None, load: Load | N
     if met.resume_from:
         load(Path(met.resume_from))
         start = met.resume_step
+        _told_if_over(met, stop)
     return Loop(start, stop, met.attachment, None)
+
+
+def _told_if_over(met: Meeting, stop: int) -> None:
+    """A loop that ends at once, with success, looks like one that has trained."""
+    if met.resume_step >= stop and met.identity.rank == 0:
+        tell(f"going on from step {met.resume_step}, and steps() is to end at {stop}: there is nothing left to do")
 
 
 def _with_state(stop: int, start: int, state: dict[str, Stateful]) -> Loop:
@@ -129,6 +137,7 @@ def _with_state(stop: int, start: int, state: dict[str, Stateful]) -> Loop:
     met = meet(Wish(lambda who: state_of(who).save, start=start, sharded=needs_all))
     if not met.resume_from:
         return Loop(start, stop, met.attachment, None)
+    _told_if_over(met, stop)
     kept = state_of(met.identity)
     kept.load(Path(met.resume_from), met.resume_step)
     return Loop(met.resume_step, stop, met.attachment, kept.restore_random)

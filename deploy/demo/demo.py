@@ -130,7 +130,11 @@ def demo(place: Place, *, local: bool) -> int:
     tell("4. The checkpoints that were kept: ckptctl ls")
     run([str(BIN / "ckptctl"), "ls", "--dir", str(place.checkpoints)])
     tell("5. What was lost")
-    return compare(place)
+    code = compare(place)
+    tell("6. The whole run at a glance: ckptctl timeline")
+    run([str(BIN / "ckptctl"), "timeline", "--dir", str(place.checkpoints)])
+    say("`ckptctl why` tells the last interruption in five lines, `ckptctl report` draws all of this as one page for a browser.")
+    return code
 
 
 def run_local(place: Place) -> None:

@@ -22,12 +22,12 @@ from ckpt_supervisor.core import between, machine, notices, relay, tasks
 from ckpt_supervisor.core import commands as do
 from ckpt_supervisor.core import events as ev
 from ckpt_supervisor.core.describe import Entry, describe
-from ckpt_supervisor.core.leaving import before_requeue_line
+from ckpt_supervisor.core.leaving import OWN_END, before_requeue_line
 from ckpt_supervisor.core.policy import EXIT_STALE
 from ckpt_supervisor.core.state import Phase
 from ckpt_supervisor.errands import LANES, Errands
 from ckpt_supervisor.garbage import Garbage
-from ckpt_supervisor.journal import Journal, Who
+from ckpt_supervisor.journal import Journal, Who, load_structlog
 from ckpt_supervisor.lanes import Lanes
 from ckpt_supervisor.launch import Launch, Started
 from ckpt_supervisor.lines import Lines
@@ -87,7 +87,7 @@ class Supervisor:
         leftovers.tell(self.launch.leftovers, self.lines.log)
         stale.post(self.lanes, self.launch.env, self.lines.log)
         ends = (self.coordinating, self.following)
-        self.watching = Watching(watches_of(self.launch, self.lanes, self.feed, self.lines.log, lambda: self.state, ends))
+        self.watching = Watching(watches_of(self.launch, self.lanes, self.feed, self.lines, lambda: self.state, ends))
         store.load_readers()  # After the command's start, which would wait for it.
         while self.exit is None:
             self._send_out()
@@ -98,12 +98,14 @@ class Supervisor:
             if self.launch.transport.socket in ready:
                 self._words()
             self._peers()
-            if self.lanes.fileno() in ready:
+            if self.lanes.fileno() in ready or self.lanes.has_results:
                 self.lanes.deliver()
             self.below.ended(ready)
             self._sweep()
             self.watching.look(now_ms())
-            if self.exit is None:
+            # Most wake-ups are the shield's or a watch's, and a tick would be half their cost.
+            is_due = bool(ready) or any(time is not None and time <= now_ms() for time in self._deadlines())
+            if is_due and self.exit is None:
                 self.feed(ev.Tick(behind=self.coordinating is not None and self.coordinating.is_behind))
         return self._end()
 
@@ -139,11 +141,7 @@ class Supervisor:
 
     def _log_step(self, entry: Entry) -> None:
         self.lines.log(entry)
-        if entry.event == "join_over" and (missing := tasks.missing(self.policy, self.state)):
-            some = ", ".join(map(str, missing[:20])) + (", ..." if len(missing) > 20 else "")
-            say(f"no word of a supervisor of task {some}: ranks there cannot take part in a save")
-        if entry.event == "round_given_up" and self.state.notice is None:
-            self.lines.tell_given_up(entry.fields.get("reason"), self.state.given_up_in_a_row, self.state.committed_step)
+        self.lines.tell(entry, self.policy, self.state, now_ms())
 
     def _begin(self) -> None:
         for fd in (self.launch.inbox.fileno(), self.lanes.fileno(), self.launch.transport.socket):
@@ -181,19 +179,22 @@ class Supervisor:
     def _open_journal(self) -> None:
         """Not while the command is being forked: logging's fork handlers, new in the middle of a fork, complain on its stderr."""
         with self.launch.claims.forking():
-            import structlog  # noqa: F401 - it imports logging, and takes too long to stand before the command's start.
+            load_structlog()  # It imports logging, and takes too long to stand before the command's start.
         self.journal.open()
 
     def _timeout_ms(self) -> int:
         """Time until the next deadline; recomputed every time, never remembered."""
+        times = [*self._deadlines(), *self.below.times_ms, *self.watching.times_ms(self.below.sweep_at_ms)]
+        soonest = min((time for time in times if time is not None), default=None)
+        return -1 if soonest is None else max(0, soonest - now_ms())
+
+    def _deadlines(self) -> list[int | None]:
         times: list[int | None] = []
         if self.following is not None:
             times += [relay.next_deadline(self.following.relay), self.following.reach_at_ms]
         if self.following is None or self.following.is_lost:
             times.append(machine.next_deadline(self.policy, self.state))
-        times += [*self.below.times_ms, *self.watching.times_ms]
-        soonest = min((time for time in times if time is not None), default=None)
-        return -1 if soonest is None else max(0, soonest - now_ms())
+        return times
 
     # --- what comes in ------------------------------------------------------------------------------------------------
 
@@ -371,11 +372,11 @@ class Supervisor:
             if resume.refusal or self.state.phase is not Phase.RUNNING or self.exit is not None:
                 return
             self._resume_from(resume)
-            say(f"the command failed; starting it again in place ({restart} of {self.launch.options.restarts})")
             self._started(*self.launch.start_command(resume.path, restart), resume, restart)
 
         following = self.following
         if following is None:
+            say(f"training has failed or hangs; starting it again in place ({restart} of {self.launch.options.restarts})")
             self.lines.write()  # The gate reads there how the command has ended.
             self.below.end_for_restart(lambda: self.errands.choose(None, chosen, after_ms))
             return
@@ -413,7 +414,7 @@ class Supervisor:
     def _end(self) -> int:
         assert self.exit is not None
         code, line = self.exit
-        if line and (code != 0 or self.state.notice is not None):
+        if line and (code != 0 or self.state.notice is not None or line != OWN_END):
             say(line)  # First: what comes now may take its time, and the step's output may be cut off.
         self.below.finish(self._ask_ms())
         self.errands.end(own_end=code == 0 and self.state.notice is None, step=self.state.committed_step)
@@ -435,7 +436,7 @@ class Supervisor:
         if self.policy.adopts and self.state.notice is None:
             self._wait_for("prune")  # The last look may have made several checkpoints, and nobody comes to remove the old ones.
         self.lines.write()
-        self._wait_for("meeting", "journal")
+        self._wait_for("meeting", "journal", *self.watching.lanes_at_end)
 
     def _wait_for(self, *lanes: str) -> None:
         """Until these lanes have done what is asked of them by now, within a bound."""

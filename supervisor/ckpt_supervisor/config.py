@@ -14,7 +14,7 @@ import re
 import stat
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,9 +24,11 @@ from ckpt_supervisor.config_text import Every, Lead, Requeue
 
 ENV_PREFIX = "CKPT_SUPERVISE_"
 
-INHERITED = frozenset({"SOCKET", "RESUME_FROM", "PID", "PIDNS", "RESTART", "SHIELD", "MPI", "STATE", "TAG", "JOB", "REASON"})
+INHERITED = frozenset(
+    {"SOCKET", "RESUME_FROM", "PID", "PIDNS", "RESTART", "SHIELD", "MPI", "STATE", "TAG", "JOB", "REASON", "EVENT"}
+)
 """Variables that ckpt-supervise sets for its commands, or that are not options; a supervisor below another one meets them, and
-one in a job that --resubmit has submitted."""
+one in a job that --resubmit or --on-event has submitted."""
 
 CONFIG_BYTES_MAX = 1_000_000
 
@@ -57,6 +59,11 @@ class Options:
     on_hang: Literal["warn", "restart", "requeue"]
     hang_floor_ms: int | None
     memory_warn: int | None
+    on_event: str
+    on_event_for: tuple[str, ...]
+    metrics_file: str
+    """Absolute, with its {job}, {task}, {attempt}; "" for none, a slash at its end for a directory."""
+    metrics_port: int | None
     train_again: bool
     verify: Literal["full", "structure", "readback"]
     restarts: int
@@ -152,6 +159,11 @@ def read_options(argv: Sequence[str], env: Mapping[str, str]) -> Options:
     if clash:
         names = ", ".join(as_.signal_name(number) for number in sorted(clash))
         problems.append(f"--notice-signal and --save-signal both name {names}: give each a signal of its own")
+    file = values.get("metrics-file", "")
+    if file.endswith(".prom") and "{task}" not in file and _is_one_of_several(env):
+        problems.append(f"--metrics-file {file}: the tasks of this step would write over each other: put {{task}} into its name")
+    if values.get("on-event-for") and not values.get("on-event", "-"):
+        problems.append("--on-event-for: say with --on-event what is to be told")
     if values.get("pass-signal") is not None and not values.get("adopt", True):
         problems.append("--pass-signal: say with --adopt which files the command writes, as in --adopt 'step_*.pt'")
     if values.get("pass-signal") in values.get("save-signal", ()):
@@ -182,6 +194,10 @@ def _made(values: Mapping[str, Any], command: Sequence[str]) -> Options:
         on_hang=values["on-hang"],
         hang_floor_ms=values["hang-floor"],
         memory_warn=values["memory-warn"],
+        on_event=values["on-event"],
+        on_event_for=values["on-event-for"],
+        metrics_file=_absolute(values["metrics-file"]),
+        metrics_port=values["metrics-port"],
         train_again=values["train-again"],
         verify=values["verify"],
         restarts=values["restarts"],
@@ -199,6 +215,20 @@ def _made(values: Mapping[str, Any], command: Sequence[str]) -> Options:
         join_timeout_ms=values["join-timeout"],
         command=tuple(command),
     )
+
+
+def _absolute(path: str) -> str:
+    """The same file from everywhere, with the slash that marks a directory; "" stays what it is."""
+    try:
+        return path and str(Path(path).absolute()) + ("/" if path.endswith("/") else "")
+    except FileNotFoundError:  # The current directory is gone. It is told when the file cannot be written.
+        return path
+
+
+def _is_one_of_several(env: Mapping[str, str]) -> bool:
+    """Whether srun has started more tasks than this one; slurm.py, which knows for certain, is not imported for that."""
+    tasks = env.get("SLURM_STEP_NUM_TASKS") or env.get("SLURM_NTASKS", "")
+    return "SLURM_STEP_ID" in env and tasks.isdecimal() and int(tasks) > 1
 
 
 def _split(argv: Sequence[str], problems: list[str]) -> tuple[list[str], list[str]]:
@@ -222,7 +252,11 @@ def _flags(own: list[str], problems: list[str]) -> dict[str, str]:
         name, equals, text = words.pop(0).partition("=")
         if name not in specs:
             kind = "option" if name.startswith("-") else "word before --"
-            problems.append(f"unknown {kind} {name + equals + text!r}: see ckpt-supervise --help")
+            meant = _meant(name, specs)
+            hint = f"did you mean {meant}?" if meant else "see ckpt-supervise --help"
+            problems.append(f"unknown {kind} {name + equals + text!r}: {hint}")
+            if meant and not specs[meant] and not equals and words and not words[0].startswith("-"):
+                words.pop(0)  # Its value: one mistake is one line.
         elif specs[name]:
             found[name[2:]] = text if equals else "yes"
         elif equals:
@@ -233,6 +267,13 @@ def _flags(own: list[str], problems: list[str]) -> dict[str, str]:
             hint = f"; a value that begins with - is written {name}={words[0]}" if words else ""
             problems.append(f"{name}: needs a value{hint}")
     return found
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    """The option that comes closest, "" if none is close."""
+    import difflib
+
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)), "")
 
 
 def _from_env(env: Mapping[str, str], problems: list[str]) -> dict[str, tuple[str, str]]:

@@ -12,8 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from ckpt_supervisor.event_names import EVENTS
+
 DURATION_MS_MAX = 366 * 86_400_000
 """A longer time is a slip of the pen, and would not fit into the poll's time-out."""
+
+PORT_MAX = 65_535
+METRICS_NAMES = ("job", "task", "attempt")
+"""What may stand in braces in --metrics-file."""
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 _NO_NOTICE = frozenset(
@@ -63,7 +69,7 @@ def count(least: int) -> Callable[[str], int]:
     """A reader of whole numbers from `least` on."""
 
     def read(text: str) -> int:
-        if not re.fullmatch(r"\d{1,9}", text):
+        if not re.fullmatch(r"-?\d{1,9}", text):
             raise ValueError(f"{text!r} is not a whole number")
         if int(text) < least:
             raise ValueError(f"{text} is less than {least}")
@@ -170,6 +176,43 @@ def percent(text: str) -> int | None:
     value = count(1)(text.removesuffix("%"))
     if value > 100:
         raise ValueError(f"{text!r} is more than 100")
+    return value
+
+
+def events(text: str) -> tuple[str, ...]:
+    """Names of the journal's events, apart by commas; none with ""."""
+    found = tuple(word for word in (part.strip() for part in text.split(",")) if word)
+    for word in found:
+        if word not in EVENTS:
+            import difflib  # Not before a start without a mistake.
+
+            near = difflib.get_close_matches(word, sorted(EVENTS), 1)
+            hint = f"; did you mean {near[0]}?" if near else "; docs/journal.md has them all"
+            raise ValueError(f"{word!r} is no event of the journal{hint}")
+    return found
+
+
+def metrics_file(text: str) -> str:
+    """A path that node_exporter would read, or a directory with a slash behind it; "" for none."""
+    if "\0" in text:
+        raise ValueError("holds a NUL byte")
+    for name in re.findall(r"\{([^{}]*)\}", text):
+        if name not in METRICS_NAMES:
+            raise ValueError(f"{{{name}}} is none of {', '.join(f'{{{one}}}' for one in METRICS_NAMES)}")
+    if text and not text.endswith((".prom", "/")):
+        raise ValueError(f"{text!r} has to end with .prom, as nothing else is read there, or with / for a directory")
+    if text.rpartition("/")[2] == ".prom":
+        raise ValueError(f"{text!r} has no name before .prom")
+    return text
+
+
+def port(text: str) -> int | None:
+    """A port's number, 0 for any; `off` for none."""
+    if text == "off":
+        return None
+    value = count(0)(text)
+    if value > PORT_MAX:
+        raise ValueError(f"{text} is no port: they go up to {PORT_MAX}")
     return value
 
 

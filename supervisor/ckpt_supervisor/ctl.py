@@ -1,36 +1,36 @@
 """`ckptctl`: looks at checkpoints and journals, and puts a directory in order.
 
-Owns the command line of the inspection tool, its environment, and `log`. What the other commands do is in ctl_look.py
-(changes nothing), ctl_change.py and ctl_repair.py; what is shown comes from view/ and store/.
+Owns the command line of the inspection tool and its environment. What the commands do is in ctl_look.py (changes nothing),
+ctl_log.py, ctl_change.py, ctl_repair.py and others; what is shown comes from view/ and store/.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
-import json
 import os
 import sys
-import time
-from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckpt_supervisor import ctl_change, ctl_control, ctl_doctor, ctl_drill, ctl_look, ctl_repair
-from ckpt_supervisor.ctl_words import (
-    EXIT_INTERRUPTED,
-    EXIT_NOT_FOUND,
-    EXIT_OK,
-    EXIT_USAGE,
-    complain,
-    could_not_look,
-    out,
+from ckpt_supervisor import (
+    ctl_change,
+    ctl_completion,
+    ctl_control,
+    ctl_doctor,
+    ctl_drill,
+    ctl_examples,
+    ctl_log,
+    ctl_look,
+    ctl_repair,
+    ctl_report,
+    ctl_timeline,
+    ctl_usage,
+    ctl_why,
 )
+from ckpt_supervisor.ctl_words import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, complain, out
 from ckpt_supervisor.store import parse_step
-
-FOLLOW_S = 0.5
-"""`log --follow` looks for new lines this often."""
 
 THREADS_MAX = 64
 THREADS_DEFAULT_MAX = 4
@@ -58,7 +58,10 @@ examples:
   ckptctl repair --dry-run                    what is out of order
   ckptctl log --since 2h --event commit       what was committed in the last two hours
   ckptctl log --follow                        watch
-  ckptctl doctor --script job.sh               what is wrong with it, before it is submitted
+  ckptctl timeline                            what each attempt spent its time with, and what was lost
+  ckptctl why 4711                            why it was interrupted the last time, and what to change
+  ckptctl report 4711 -o 4711.html            the same as one page for a browser
+  ckptctl doctor --script job.sh              what is wrong with it, before it is submitted
   ckptctl drill -- python train.py            rehearse every kind of interruption, without Slurm
   ckptctl status 4711                         what a job does, its attempts, its newest checkpoint
   ckptctl save 4711 --wait                    have it save now, and wait for the commit
@@ -68,7 +71,18 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; its exit status."""
     environ = os.environ
-    arguments = _parser().parse_args(argv)
+    words = ctl_usage.hoisted(sys.argv[1:] if argv is None else argv)
+    version = ctl_usage.version_of(words)
+    if version:
+        out(version)
+        return EXIT_OK
+    parser, commands = _parser()
+    problem = ctl_usage.misplaced(words)
+    if problem:
+        parser.error(problem)
+    arguments, strays = parser.parse_known_args(words)
+    if strays:
+        parser.error(ctl_usage.stray(words[0], strays, commands))
     arguments.environ, arguments.asked_dir = environ, arguments.dir
     arguments.dir = Path(arguments.dir or environ.get("CKPT_SUPERVISE_DIR") or "checkpoints")
     arguments.colour = not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
@@ -122,13 +136,15 @@ def _threads(text: str) -> int:
     return min(THREADS_MAX, _count(text))
 
 
-def _parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """The command line, and the parser of each command."""
+    made = ctl_usage.Parser(
         prog="ckptctl",
         description="Look at the checkpoints and journals of supervised training runs, and put them in order.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=ctl_usage.Help,
     )
+    made.add_argument("--version", action="store_true", help="print the version and exit")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--dir", metavar="DIR", help="checkpoint directory (default: $CKPT_SUPERVISE_DIR, else ./checkpoints)")
     common.add_argument("--json", action="store_true", help="one JSON value a line")
@@ -147,11 +163,16 @@ def _parser() -> argparse.ArgumentParser:
     shared = _Shared(common, every, reading, changing)
     _add_looking(kinds, shared)
     _add_changing(kinds, shared)
-    _add_log(kinds, common)
+    ctl_log.add_log(kinds, common)
+    ctl_timeline.add(kinds, common)
+    ctl_why.add(kinds, common)
     ctl_drill.add(kinds, common)
+    ctl_report.add(kinds, common)
     ctl_control.add_control(kinds, common)
     ctl_doctor.add_doctor(kinds, common)
-    return made
+    ctl_completion.add(kinds, made)
+    ctl_examples.add(kinds.choices)
+    return made, kinds.choices
 
 
 class _Shared(NamedTuple):
@@ -199,73 +220,9 @@ def _add_changing(kinds: Any, shared: _Shared) -> None:
     repair = kinds.add_parser("repair", parents=[common, reading, changing], help=what)
     foreign = "also put aside what has no usable manifest or holds files that it does not list"
     repair.add_argument("--quarantine-foreign", action="store_true", help=foreign)
-    back = "only this: give a checkpoint that was set aside its name back"
+    back = "only this: give a checkpoint that was set aside (.failed-..., not .damaged-...) its name back"
     repair.add_argument("--restore", type=_step, metavar="STEP", help=back)
     repair.set_defaults(run=ctl_repair.repair)
-
-
-def _add_log(kinds: Any, common: argparse.ArgumentParser) -> None:
-    log = kinds.add_parser("log", parents=[common], help="what happened, line by line")
-    log.add_argument("--job", default="", help="only this job")
-    for name in ("attempt", "rank", "round"):
-        log.add_argument(f"--{name}", type=int, help=f"only this {name}")
-    log.add_argument("--event", action="append", default=[], help="only this event (may be repeated)")
-    log.add_argument("--level", choices=("debug", "info", "warning", "error"), default="info", help="least level (default: info)")
-    log.add_argument("--since", metavar="TIME", help="from this time on: 2026-01-31T12:00:00, or 30m, 2h, 1d ago")
-    log.add_argument("--until", metavar="TIME", help="up to this time")
-    log.add_argument("--grep", default="", metavar="TEXT", help="only lines that hold this text")
-    log.add_argument("--follow", "-f", action="store_true", help="go on with lines as they are written")
-    log.set_defaults(run=_log)
-
-
-def _log(arguments: argparse.Namespace) -> int:
-    from ckpt_supervisor.view import log
-
-    now = datetime.now(timezone.utc)
-    try:
-        wanted = log.Wanted(
-            job=arguments.job,
-            attempt=arguments.attempt,
-            rank=arguments.rank,
-            round=arguments.round,
-            event=tuple(arguments.event),
-            level=arguments.level,
-            since=log.read_time(arguments.since, now) if arguments.since else None,
-            until=log.read_time(arguments.until, now) if arguments.until else None,
-            grep=arguments.grep,
-        )
-    except ValueError as error:
-        complain(f"log: {error}")
-        return EXIT_USAGE
-    tails: dict[Path, log.Tail] = {}
-    shown = 0
-    while True:
-        try:
-            for path in log.journals(arguments.dir):
-                tails.setdefault(path, log.Tail(path))
-            lines = log.merged(tails.values())
-        except FileNotFoundError:
-            lines = []
-            if not arguments.follow:
-                complain(f"no journals in {arguments.dir}")
-                return EXIT_NOT_FOUND
-        except NotADirectoryError:
-            complain(f"no journals in {arguments.dir}, which is no directory or has none of that name")
-            return EXIT_NOT_FOUND
-        except OSError as error:
-            return could_not_look(arguments.dir, error)
-        for line in lines:
-            if wanted.takes(line):
-                shown += 1
-                out(json.dumps(line) if arguments.json else log.readable(line, colour=sys.stdout.isatty() and arguments.colour))
-        if not arguments.follow:
-            break
-        sys.stdout.flush()
-        time.sleep(FOLLOW_S)
-    damaged = sum(tail.damaged + tail.torn for tail in tails.values())
-    if damaged:
-        complain(f"{damaged} damaged or torn lines were skipped")
-    return EXIT_OK if shown else EXIT_NOT_FOUND
 
 
 if __name__ == "__main__":

@@ -127,14 +127,15 @@ def _ask_one(arguments: argparse.Namespace, home: Any, wish: _Wish, stop: Interr
         held = "" if job.holder is None else f"; {store.describe_holder(job.holder)} has the directory now"
         return _refused(arguments, job.home, f"{job.name} is over{_ended_at(last)}: {job.standing.text}{held}")
     if not job.standing.listens:
-        return _refused(arguments, job.home, f"{job.name} {_not_at_work(word)}{_ended_at(last)}: {job.standing.text}")
+        return _refused(arguments, job.home, f"{job.name} {_not_at_work(word, _ended_at(last))}: {job.standing.text}")
     if word == "leaving":
         return _refused(arguments, job.home, f"{job.name} is on its way out already ({job.standing.text})")
     return _Call(arguments, job, wish, stop).run()
 
 
-def _not_at_work(word: str) -> str:
-    return {"waiting": "waits in the queue, and nothing trains", "ending": "is just ending"}.get(word, f"does not run ({word})")
+def _not_at_work(word: str, since: str) -> str:
+    words = {"waiting": f"waits in the queue{since}, and nothing trains", "ending": "is just ending"}
+    return words.get(word, f"has not run{since} ({word})" if since else f"does not run ({word})")
 
 
 def _ended_at(last: Any) -> str:

@@ -147,7 +147,7 @@ def _sweep(told: _Told, root: Path, leftover: store.Leftover, held: store.Held) 
         told.tell(name, "fine", "put aside before; nobody deletes it but you")
         return
     if leftover.kind == "failed":
-        told.tell(name, "fine", f"set aside, as training failed from it; back by: ckptctl repair --restore {leftover.step}")
+        told.tell(name, "left", f"set aside, as training failed from it; back by: ckptctl repair --restore {leftover.step}")
         return
     why_open = held.why_open(leftover.epoch) if leftover.kind == "partial" else ""
     if why_open:
@@ -161,13 +161,24 @@ def _sweep(told: _Told, root: Path, leftover: store.Leftover, held: store.Held) 
         told.tell(name, "removed", f"left by {left_by}")
 
 
+def _not_aside(root: Path, step: int) -> str:
+    """Why there is nothing of this step to restore. Raises OSError."""
+    damaged = next((one.path for one in store.leftovers(root) if one.kind == "damaged" and one.step == step), None)
+    if damaged is None:
+        return f"no checkpoint of step {step} was set aside in {root} (ckptctl ls --all)"
+    return (
+        f"step {step} was put aside as damaged ({damaged.name}) and cannot be restored: no start may go on from it; "
+        f"ckptctl verify {damaged} says what is wrong with it"
+    )
+
+
 def _restore(arguments: argparse.Namespace, held: store.Held) -> int:
     """Give a checkpoint that was set aside its name back. It is read in full first: it may have been damaged since."""
     root, step, told = arguments.dir, arguments.restore, _Told(arguments)
     try:
         one = next((one for one in store.all_set_aside(root) if one.step == step), None)
         if one is None:
-            complain(f"no checkpoint of step {step} was set aside in {root} (ckptctl ls --all)")
+            complain(_not_aside(root, step))
             return EXIT_NOT_FOUND
         bar = bar_of(one.path.name)
         with interruptible() as stop:

@@ -24,6 +24,7 @@ from ckpt_supervisor.ctl_words import (
     look_of,
     out,
     out_json,
+    shown,
     there_is,
 )
 from ckpt_supervisor.job_standing import GONE, Outside, Standing, end_of, standing, ways_of
@@ -103,7 +104,7 @@ def homes(arguments: argparse.Namespace, command: str) -> list[Home] | int:
         )
         return EXIT_USAGE
     complain(
-        f"no job {text} is known in {state_directory(arguments.environ)}, nor has {arguments.dir} a journal of it; "
+        f"no job {text} is known in {state_directory(arguments.environ)}, nor has {shown(arguments.dir)} a journal of it; "
         "say --dir DIR if its checkpoints are somewhere else"
     )
     return EXIT_NOT_FOUND

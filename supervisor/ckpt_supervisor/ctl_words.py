@@ -98,12 +98,18 @@ def there_is(directory: Path) -> int | None:
             return None
         os.lstat(directory)
     except FileNotFoundError:
-        complain(f"no directory {directory}")
+        complain(f"no directory {shown(directory)}: say --dir DIR if the checkpoints are somewhere else")
         return EXIT_NOT_FOUND
     except OSError as error:
         return could_not_look(directory, error)
     complain(f"no directory, but something else: {directory}")
     return EXIT_NOT_FOUND
+
+
+def shown(directory: Path) -> Path | str:
+    """A directory as it is named in a sentence, where `checkpoints` alone would be read as a word."""
+    is_bare = not directory.is_absolute() and directory.parts[:1] not in (("..",), ())
+    return f"./{directory}" if is_bare else directory
 
 
 def could_not_look(directory: Path, error: OSError) -> int:

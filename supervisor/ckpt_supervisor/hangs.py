@@ -156,8 +156,8 @@ class Hangs:
         following = self._following
         if following is not None and not following.is_lost:
             return not following.is_calm
-        # A save on request, or by time, is no reason to be silent: who does not come to its step may be what hangs. A rank that has
-        # come is parked, and not judged.
+        # A save on request, or by time, is no reason to be silent: who does not come to its step may be what hangs. Who has come
+        # is parked, and not judged.
         state = self._view()
         return state.phase.value >= Phase.VERIFYING.value or state.notice is not None
 

@@ -102,7 +102,7 @@ class Attempt:
 
     @property
     def had_time(self) -> bool:
-        """It could have got further: a rank trained for a while, training failed or hung by itself, or all of its time was over."""
+        """It could have got further: a rank trained for a while, training failed or hung by itself, or all its time was over."""
         if self.failed or self.cause in BY_ITSELF or self.cause in OF_THE_LIMIT:
             return True
         return self.attached_ms is not None and self.trained_ms >= HAD_TIME_MS

@@ -9,7 +9,8 @@ training reports itself. What the kernel has killed is told as well, also when t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 
 from ckpt_client import wire
 
@@ -21,6 +22,14 @@ from ckpt_supervisor.stderr import say
 from ckpt_supervisor.text import one_line
 
 EVERY_MS = 5_000
+
+RESULT_MS = 1_000
+"""The result of a look is fetched so soon after it was asked for, if nothing else wakes the loop."""
+
+LEVELS_LOOKS = 12
+"""After so many looks it is found out again which cgroups are around us: that takes twice the time of all the rest.
+In the same look all processes are gone through for the journal's `memory`: so each minute, and never at a time of its own."""
+
 AGAIN_MS = 60_000
 """At most one warning a minute."""
 
@@ -62,6 +71,14 @@ class Process:
     used: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sample:
+    """What is written down now and then: `tree`: resident less shared, all processes below us, in bytes."""
+
+    tree: int
+    nearest: Reading | None
+
+
 class Alarm:
     """When to tell: at `warn` percent; again after it has fallen and risen, or has grown; never more than once a minute."""
 
@@ -96,8 +113,10 @@ class Memory:
         self._kills = Kills()
         self._kills.mark()
         self._told = 0
-        self._at_ms: int | None = now_ms + EVERY_MS
-        """None: a look is under way."""
+        self._levels: tuple[cgroups.Level, ...] = ()
+        self._looks = 0
+        self._at_ms = now_ms + EVERY_MS
+        self._is_looking = False
 
     @property
     def times_ms(self) -> tuple[int | None, ...]:
@@ -106,22 +125,46 @@ class Memory:
 
     def look(self, now_ms: int) -> None:
         """Have the numbers looked at, if it is time."""
-        if self._at_ms is None or now_ms < self._at_ms:
+        if now_ms < self._at_ms:
+            return
+        self._at_ms = now_ms + RESULT_MS
+        if self._is_looking:
             return
 
-        def measured(found: tuple[Reading | None, Struck | None] | Broken) -> None:
+        def measured(found: tuple[Reading | None, Struck | None, Sample | None] | Broken) -> None:
+            self._is_looking = False
             self._at_ms = now_ms + EVERY_MS
             if not isinstance(found, Broken):
-                self._measured(*found, now_ms)
+                reading, struck, sample = found
+                self._measured(reading, struck, now_ms)
+                self._note(sample)
 
-        self._at_ms = None
-        self._lanes.post("watch", "looking at memory", self._measure, measured)
+        self._is_looking = True
+        self._lanes.post("watch", "looking at memory", self._measure, measured, wakes=False)
 
     def heard(self, word: wire.Said) -> None:
         """Ranks say nothing of memory."""
 
-    def _measure(self) -> tuple[Reading | None, Struck | None]:
-        return (nearest(self._warn) if self._alarm else None, self._kills.struck())
+    def _measure(self) -> tuple[Reading | None, Struck | None, Sample | None]:
+        is_sampled = self._looks % LEVELS_LOOKS == 0
+        if is_sampled:
+            self._levels = cgroups.levels()
+        self._looks += 1
+        reading = nearest(0 if is_sampled else self._warn, levels=self._levels) if is_sampled or self._alarm else None
+        sample = Sample(tree_bytes(self._claims), reading) if is_sampled else None
+        return reading if self._alarm else None, self._kills.struck(), sample
+
+    def _note(self, sample: Sample | None) -> None:
+        if sample is None:
+            return
+        near = sample.nearest
+        fields = {
+            "tree_bytes": sample.tree,
+            "used_bytes": 0 if near is None else near.used,
+            "limit_bytes": 0 if near is None else near.limit,
+            "limit_of": "" if near is None else near.of,
+        }
+        self._log(Entry("memory", "debug", fields))
 
     def _measured(self, reading: Reading | None, struck: Struck | None, now_ms: int) -> None:
         if struck is not None and struck.is_ours and struck.kills > self._told:
@@ -157,16 +200,17 @@ class Memory:
         say(text)
 
 
-def nearest(warn: int, proc: str = "/proc") -> Reading | None:
+def nearest(warn: int, proc: str = "/proc", levels: Sequence[cgroups.Level] | None = None) -> Reading | None:
     """The limit of which most is in use, in proportion; None where nothing can be read.
 
-    `warn`: below so many percent of a limit no more is looked up than that it is below.
+    `warn`: below so many percent of a limit no more is looked up than that it is below. `levels`: the cgroups around
+    us, if they are known.
     """
     node = cgroups.node(proc)
     found = []
     if node is not None:
         found.append(Reading("the node", node.total, node.total - node.available, lambda: node.shared))
-    for level in cgroups.levels(proc):
+    for level in cgroups.levels(proc) if levels is None else levels:
         limit = cgroups.limit_of(level)
         if not limit or (node is not None and limit >= node.total):
             continue
@@ -174,6 +218,19 @@ def nearest(warn: int, proc: str = "/proc") -> Reading | None:
         if used is not None:
             found.append(Reading(level.name, limit, used, lambda level=level: cgroups.shared_of(level)))  # type: ignore[misc]
     return max(found, key=lambda reading: reading.mille, default=None)
+
+
+def tree_bytes(claims: children.Claims, proc: str = "/proc") -> int:
+    """What all processes below us have resident without what is shared: one small file of each, no psutil."""
+    pages = 0
+    for pid in children.descendants(claims)[:SEEN_MAX]:
+        try:
+            with open(f"{proc}/{pid}/statm", "rb") as file:  # noqa: PTH123 - hundreds of them, and pathlib takes twice the time.
+                _, resident, shared, *_ = file.read(200).split()
+        except (OSError, ValueError):
+            continue  # It is gone.
+        pages += max(0, int(resident) - int(shared))
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def heaviest(claims: children.Claims) -> tuple[Process, ...]:

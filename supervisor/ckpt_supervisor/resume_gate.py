@@ -24,6 +24,9 @@ from ckpt_supervisor.config import Options
 LINES_MAX = 20
 """Most checkpoints that are named as passed over."""
 
+REASON_CHARS_MAX = 120
+"""torch's word on weights that do not fit names each of them."""
+
 SEEN_LATE_S = (0.1, 0.4, 1.0, 1.5)
 """Pauses before a checkpoint that `latest` names and the listing lacks is looked for once more."""
 
@@ -60,7 +63,7 @@ def choose(options: Options, job: str, epoch: int, progress: Progress | None) ->
     gate = _Gate(options, job, epoch, progress)
     value = startup.explicit_value(options.command, options.resume_arg)
     resume = gate.told(gate.newest() if value is None else gate.explicit(value))
-    return dataclasses.replace(resume, warnings=(*back, *resume.warnings))
+    return dataclasses.replace(resume, warnings=(*back, *resume.warnings, *_still_aside(options.dir, resume)))
 
 
 def _brought_back(directory: Path, epoch: int) -> tuple[str, ...]:
@@ -165,7 +168,7 @@ class _Gate:
 
     def _failures(self, step: int) -> str:
         _, failed = self._failed[step]
-        why = failed[0].reason or f"status {failed[0].code}"
+        why = _short(failed[0].reason) or f"status {failed[0].code}"
         return f"training has failed {len(failed)} times in a row right after resuming from it (the last time: {why})"
 
     # --- setting aside --------------------------------------------------------------------------------------------------
@@ -344,6 +347,27 @@ def _put_aside(directory: Path, patterns: Sequence[str]) -> list[str]:
     except OSError:
         return []
     return [*(name for _, name in sorted(found, reverse=True)), *own]
+
+
+def _still_aside(directory: Path, resume: Resume) -> tuple[str, ...]:
+    """What was set aside by an earlier start, and nobody has decided on: a word at every start, or it is forgotten."""
+    try:
+        names = [one.path.name for one in store.all_set_aside(directory)]
+    except OSError:
+        return ()
+    names = [name for name in names if not any(name in line for line in (*resume.lines, resume.refusal))]
+    steps = [parts[0] for parts in map(store.parse_failed, names) if parts is not None]
+    if not steps:
+        return ()
+    told = f"step {steps[0]} is" if len(steps) == 1 else f"steps {', '.join(map(str, steps[:LINES_MAX]))} are"
+    back = f"ckptctl repair --restore {steps[0]} gives it its name back, once training can load it"
+    return (f"{told} still set aside, as training fails from {'it' if len(steps) == 1 else 'them'} ({names[0]}); {back}",)
+
+
+def _short(reason: str) -> str:
+    """As much of what a rank said as a line can take; the record of what is set aside has more."""
+    words = " ".join(reason.split())
+    return words if len(words) <= REASON_CHARS_MAX else words[: REASON_CHARS_MAX - 1] + "…"
 
 
 def _as_what(name: str) -> str:

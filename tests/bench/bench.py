@@ -24,6 +24,7 @@ from tests.bench import (
     gathered,
     hook_cost,
     hook_crowded,
+    inspected,
     listed,
     requeued,
     saved,
@@ -48,6 +49,7 @@ FIGURES: dict[str, Callable[[], list[Row]]] = {
     "verified": verified.measure,
     "saved": saved.measure,
     "listed": listed.measure,
+    "inspected": inspected.measure,
 }
 
 ERROR_CHARS_MAX = 400

@@ -158,6 +158,7 @@ def test_restarts_start_the_command_again_in_place_from_the_checkpoint(tmp_path:
         assert run.toy_steps() == [*range(1, 16), *range(11, 16), *range(11, 16)]
         assert len(run.journals()) == 1
         assert run.err.count("starting it again in place") == 2
+        assert run.err.index("starting it again in place (1 of 2)") < run.err.index("resuming from step 10")
         assert "(2 of 2)" in run.err
 
 

@@ -32,6 +32,10 @@ GIVEN: list[tuple[str, str, str, Any]] = [
     ("on-hang", "requeue", "on_hang", "requeue"),
     ("hang-floor", "off", "hang_floor_ms", None),
     ("memory-warn", "80%", "memory_warn", 80),
+    ("on-event", "mail -s run me", "on_event", "mail -s run me"),
+    ("on-event-for", "notice, exit", "on_event_for", ("notice", "exit")),
+    ("metrics-file", "/m/{job}-{task}.prom", "metrics_file", "/m/{job}-{task}.prom"),
+    ("metrics-port", "0", "metrics_port", 0),
     ("train-again", "yes", "train_again", True),
     ("keep", "7", "keep", 7),
     ("keep-every", "10000", "keep_every", 10_000),
@@ -105,6 +109,10 @@ def test_without_any_option_the_documented_defaults_hold() -> None:
         on_hang="warn",
         hang_floor_ms=300_000,
         memory_warn=90,
+        on_event="",
+        on_event_for=(),
+        metrics_file="",
+        metrics_port=None,
         train_again=False,
         verify="full",
         restarts=0,
@@ -142,7 +150,8 @@ def test_every_option_can_be_said_in_three_ways(tmp_path: Path, name: str, text:
     """A flag, a variable and a key of the file mean the same."""
     toml = config_file(tmp_path, f'{name} = "{text}"\n')
     # USR2 would mean two things; a signal is handed on to who writes something.
-    extra = {"notice-signal": ["--save-signal=WINCH"], "pass-signal": ["--adopt=*.pt"]}.get(name, [])
+    more = {"notice-signal": "--save-signal=WINCH", "pass-signal": "--adopt=*.pt", "on-event-for": "--on-event=true"}
+    extra = [more[name]] if name in more else []
     assert getattr(read_options([*flags_of(name, text), *extra, *COMMAND], {}), attribute) == value
     assert getattr(read_options([*extra, *COMMAND], {variable(name): text}), attribute) == value
     assert getattr(read_options([*toml, *extra, *COMMAND], {}), attribute) == value
@@ -204,7 +213,8 @@ def test_all_errors_are_told_at_once(tmp_path: Path) -> None:
         (["--"], "nothing after --"),
         (["--", ""], "nothing after --"),
         (["--keep", "0", *COMMAND], "--keep: 0 is less than 1: at least one checkpoint is always kept"),
-        (["--keep", "-1", *COMMAND], "--keep: '-1' is not a whole number"),
+        (["--keep", "-1", *COMMAND], "--keep: -1 is less than 1"),
+        (["--restarts=-2", *COMMAND], "--restarts: -2 is less than 0"),
         (["--keep=3.5", *COMMAND], "--keep: '3.5' is not a whole number"),
         (["--kee", "3", *COMMAND], "unknown option '--kee'"),
         (["--every", "0", *COMMAND], "--every: '0' is not more than zero"),
@@ -226,12 +236,29 @@ def test_all_errors_are_told_at_once(tmp_path: Path) -> None:
         (["--save-signal", "USR1", *COMMAND], "--notice-signal and --save-signal both name SIGUSR1"),
         (["--allow-restart-from-scratch=perhaps", *COMMAND], "'perhaps' is neither yes nor no"),
         (["--config", "/nowhere/options.toml", *COMMAND], "--config /nowhere/options.toml: "),
+        (["--metrics-file", "run.txt", *COMMAND], "--metrics-file: 'run.txt' has to end with .prom"),
+        (["--metrics-file", "{node}.prom", *COMMAND], "--metrics-file: {node} is none of {job}, {task}, {attempt}"),
+        (["--metrics-file", "m/.prom", *COMMAND], "--metrics-file: 'm/.prom' has no name before .prom"),
+        (["--metrics-port", "65536", *COMMAND], "--metrics-port: 65536 is no port"),
+        (["--metrics-port", "any", *COMMAND], "--metrics-port: 'any' is not a whole number"),
+        (["--on-event=x", "--on-event-for", "exit, notise", *COMMAND], "'notise' is no event of the journal; did you mean notic"),
+        (["--on-event-for", "exit", *COMMAND], "--on-event-for: say with --on-event what is to be told"),
     ],
 )
 def test_a_wrong_option_is_named_with_what_is_wrong(argv: list[str], part: str) -> None:
     """One slip, one line that says where it is and how it is written right."""
     problems = problems_of(argv)
     assert [part in problem for problem in problems].count(True) == 1, problems
+
+
+def test_tasks_of_one_step_do_not_write_over_each_others_metrics() -> None:
+    """Each needs a file of its own: by its number in the name, or in a directory. A batch script's environment is no task's."""
+    several = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}
+    (line,) = problems_of(["--metrics-file", "run-{job}.prom", *COMMAND], several)
+    assert line.startswith("--metrics-file run-{job}.prom: the tasks of this step would write over each other: put {task} into")
+    for path, env in (("a-{task}.prom", several), ("d/", several), ("a.prom", {"SLURM_NTASKS": "4"}), ("a.prom", {})):
+        found = read_options(["--metrics-file", path, *COMMAND], env).metrics_file
+        assert found == str(Path.cwd() / path) + ("/" if path.endswith("/") else "")
 
 
 def test_variables_that_the_supervisor_sets_for_its_command_are_no_options() -> None:

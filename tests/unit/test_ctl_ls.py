@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from ckpt_supervisor import store
+from ckpt_supervisor.core.policy import Cause
 from ckpt_supervisor.store.layout import keep_name
 from ckpt_supervisor.text import size_text
 from ckpt_supervisor.view import checkpoints as view
@@ -118,13 +119,22 @@ def test_ls_all_shows_what_lies_beside_the_checkpoints(call: Any, tmp_path: Path
     told = call("ls", "--dir", tmp_path, "--all")
     assert [line.split()[0] for line in told.lines[1:5]] == ["12", "9", "5", "2"]
     assert told.lines[1].split() == ["12", "-", "3.0", "kB", "-", "-", "-", "partial", "epoch", "3"]
-    assert told.lines[2].endswith("put aside")
+    assert told.lines[2].endswith("put aside  as damaged in its bytes: see ckptctl verify PATH")
     assert told.lines[5] == "1 checkpoint and 3 others, 9.0 kB"
     records = call("ls", "--dir", tmp_path, "--all", "--json").values
     assert [(one["kind"], one["verdict"], one["bytes"]) for one in records] == [
         ("partial", None, 3_000), ("damaged", None, 1_500), ("checkpoint", "intact", 1_500), ("trash", None, 3_000),
     ]  # fmt: skip
     assert len({tuple(one) for one in records}) == 1, "every record has all keys"
+
+
+def test_the_longest_cause_is_shown_whole(call: Any, tmp_path: Path) -> None:
+    """It is one of ours; what somebody else wrote there is cut."""
+    committed(tmp_path, 5, cause=Cause.LIMIT_AHEAD.value)
+    committed(tmp_path, 6, cause="x" * 99)
+    lines = call("ls", "--dir", tmp_path).lines
+    assert "x" * 27 + "…  " in lines[1]
+    assert f"  {Cause.LIMIT_AHEAD.value} " in lines[2]
 
 
 def test_ls_of_a_directory_with_nothing_but_traces_says_what_they_are(call: Any, tmp_path: Path) -> None:

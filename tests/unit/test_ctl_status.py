@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 from ckpt_supervisor import places, store
+from ckpt_supervisor.doctor.notice_rules import seconds
 from ckpt_supervisor.places import Home
+from ckpt_supervisor.text import time_text
 from ckpt_supervisor.view.status import span_text
 
 from tests.support.ctl_stage import caller, committed, leave
@@ -102,6 +104,7 @@ def test_a_job_is_found_by_its_number_also_when_it_is_over(call: Any, tmp_path: 
         told = call(command, "4711")
         assert (told.code, told.out) == (1, "")
         assert "no job 4711 is known in" in told.err
+        assert "nor has ./checkpoints a journal of it" in told.err
         assert "say --dir DIR" in told.err
         assert call(command, "../../etc").code == 2
         assert call(command, "--dir", tmp_path / "missing").code == 1
@@ -178,8 +181,8 @@ sed -e 's/JobState=[A-Z_]*/JobState={state}/' -e 's/JobId=[0-9]*/JobId=77/' {tex
     ("state", "word", "said"),
     [
         ("COMPLETING", "ending", "is just ending"),
-        ("PENDING", "waiting", "waits in the queue, and nothing trains"),
-        ("NODE_FAIL", "lost", "does not run (lost)"),
+        ("PENDING", "waiting", "UTC, and nothing trains"),
+        ("NODE_FAIL", "lost", "UTC (lost)"),
     ],
 )
 def test_slurm_is_asked_and_save_refuses_what_cannot_answer(
@@ -212,7 +215,7 @@ def test_a_finished_job_is_not_asked(call: Any, tmp_path: Path) -> None:
     told = call("save", "77", "--dir", root)
     assert told.code == 1
     assert told.err == (
-        "ckptctl: not asked: job 77 step 0 does not run (finished) since 2026-01-31 13:03:00 UTC: training ended\n"
+        "ckptctl: not asked: job 77 step 0 has not run since 2026-01-31 13:03:00 UTC (finished): training ended\n"
     )
 
 
@@ -247,6 +250,13 @@ def test_the_oldest_jobs_are_forgotten(tmp_path: Path) -> None:
     (tmp_path / "places" / "9000" / "1.json").write_text("[")
     (tmp_path / "places" / "9000" / "2.json").write_text('{"dir": "relative"}')
     assert places.homes(env, "9000") == [Home("9000", "0", tmp_path)]
+
+
+def test_short_durations_are_told_in_milliseconds_and_long_ones_in_hours() -> None:
+    """A save that costs 0.0 s, or takes up to 0 s, would be no save."""
+    texts = [time_text(ms) for ms in (0, 40, 999, 2_100, 59_000, 60_000, 119_000, 3_600_000, 6_780_000, -5)]
+    assert texts == ["0 ms", "40 ms", "999 ms", "2.1 s", "59 s", "1 min", "1 min", "1 h", "1 h 53 min", "0 ms"]
+    assert [seconds(ms) for ms in (40, 1_500, 12_000)] == ["40 ms", "1.5 s", "12 s"]
 
 
 def test_durations_are_short() -> None:

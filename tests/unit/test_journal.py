@@ -22,7 +22,7 @@ from tests.support.proc_stage import Stage, until
 
 WHO = Who(job="100_3", attempt=2, step_id="0", epoch=7, task=1)
 STAMP = Stamp(wall_ns=1_795_967_256_000_123_456, mono_ms=41_000)
-IDENTITY = ["ts", "mono_ms", "event", "level", "job", "attempt", "step_id", "epoch", "task", "host", "pid"]
+IDENTITY = ["ts", "mono_ms", "event", "level", "job", "attempt", "step_id", "epoch", "task", "host", "pid", "v"]
 
 
 class Ear:
@@ -223,6 +223,29 @@ def test_after_half_a_line_the_next_one_is_whole(book: Journal, ear: Ear) -> Non
     assert events == [("before", None), ("after", None), ("journal_lines_lost", 2)]
     assert (damage.lines, damage.torn) == (1, False)
     assert (book.lost, len(ear.heard)) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [
+        (journal.FULL_BYTES - 100_000, ["debug", "info", "odd", "commit", "exit"]),
+        (journal.FULL_BYTES + 1, ["journal_full", "odd", "commit", "exit"]),
+        (journal.STOP_BYTES, ["journal_full", "exit"]),
+    ],
+)
+def test_a_file_that_has_grown_too_large_tells_of_less(tmp_path: Path, size: int, told: list[str]) -> None:
+    """A run that saves ten times a second fills no disk, and how it ended is there all the same. (The file is a hole.)"""
+    book = Journal(tmp_path, WHO)
+    book.path.touch()
+    os.truncate(book.path, size)
+    assert book.open() is None
+    for event, level in (("debug", "debug"), ("info", "info"), ("odd", "warning"), ("commit", "info"), ("exit", "info")):
+        book.write(event, level, STAMP, {})
+    book.close()
+    with book.path.open("rb") as file:
+        file.seek(size)
+        assert [json.loads(line)["event"] for line in file] == told
+    assert book.lost == 0
 
 
 def test_a_reader_passes_over_damage(tmp_path: Path) -> None:

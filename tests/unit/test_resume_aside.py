@@ -87,7 +87,9 @@ def test_a_rank_that_was_killed_after_steps_of_its_own_takes_nothing_from_the_ch
         fails(tmp_path, 200, times=1)
         path = max((tmp_path / "journal").iterdir(), key=lambda one: int(one.stem.split("-")[3]))
         lines = [line for line in path.read_text().splitlines() if "rank_failed" not in line]
-        path.write_text("\n".join([*lines[:2], json.dumps({"event": "progress", "mono_ms": 250, "step": 201 + number}), *lines[2:], ""]))
+        path.write_text(
+            "\n".join([*lines[:2], json.dumps({"event": "progress", "mono_ms": 250, "step": 201 + number}), *lines[2:], ""])
+        )
     assert starts(tmp_path).step == 200
     assert aside(tmp_path) == []
 

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ckpt_supervisor.view.log import LINE_BYTES_MAX, Tail, Wanted, journals, merged, moment, parse, read_time, readable
+from ckpt_supervisor.view.log import (
+    LINE_BYTES_MAX,
+    LINE_CHARS_MAX,
+    Nodes,
+    Tail,
+    Wanted,
+    journals,
+    merged,
+    moment,
+    parse,
+    read_time,
+    readable,
+)
 
 NOW = datetime(2026, 1, 31, 12, 0, 0, tzinfo=timezone.utc)
 
@@ -171,7 +184,54 @@ def test_colour_is_given_by_level_and_only_when_asked_for() -> None:
     """Warnings and errors stand out on a terminal; a pipe gets plain text."""
     line = entry("x", level="error")
     assert readable(line, colour=True) == f"\x1b[31m{readable(line)}\x1b[0m"
-    assert readable(entry("x"), colour=True) == readable(entry("x"))
+    plain = readable(entry("rank_written", rank=3))
+    when, name, rest = plain[:31], plain[31:43], plain[43:]
+    assert readable(entry("rank_written", rank=3), colour=True) == f"\x1b[2m{when}\x1b[0m\x1b[1m{name}\x1b[0m{rest}"
+    for odd in (entry("x" * 200), entry("x", job="j" * 500), {"event": "x"}, entry("\x1b[2J")):
+        assert re.sub(r"\x1b\[\d+m", "", readable(odd, colour=True)) == readable(odd)
+
+
+def test_a_line_of_another_task_names_it_and_its_node() -> None:
+    """Task 0's own, which are most, are shorter."""
+    assert readable(entry("verified", 1, task=5, round=2)).endswith("verified           round=2 task=5 node=h")
+    assert readable(entry("exit", 1, task=5)).endswith("exit               task=5 node=h")
+
+
+def test_a_time_is_shown_by_the_coordinators_clock() -> None:
+    """What the difference of the clocks is, is taken off."""
+    assert readable(entry("x", 90.25), ahead_ns=90 * 10**9).startswith("2026-01-31 12:00:00.250  ")
+
+
+def test_an_endless_line_is_cut_where_it_is_shown() -> None:
+    """A megabyte from somebody else's file is no megabyte on a terminal."""
+    shown = readable(entry("x", text="t" * 900_000))
+    assert (len(shown), shown[-1]) == (LINE_CHARS_MAX, "…")
+
+
+@pytest.mark.parametrize(
+    ("node", "chosen"), [("node1", [0]), ("node2", [1, 2, 3, 4]), ("node2.cluster", [1]), ("node3", [5]), ("node", [])]
+)
+def test_a_nodes_lines_are_its_own_and_those_about_its_tasks(node: str, chosen: list[int]) -> None:
+    """What the coordinator has heard of them counts too; a name is a host's first part or all of it."""
+    lines = [
+        entry("exit", host="node1"),
+        entry("exit", host="node2.cluster"),
+        entry("task_joined", host="h", host_of_task="node2", of_task=4),
+        entry("verified", host="h", of_task=4),
+        entry("signal", host="h", of_tasks=["3-5"]),
+        entry("verified", host="h", of_task=7),
+        entry("verified", host="h", of_task="x", epoch=None),
+    ]
+    nodes = Nodes({1: {4: "node2", 7: "node3"}})
+    assert [place for place, line in enumerate(lines) if Wanted(node=node).takes(line, None, nodes)] == chosen
+
+
+@pytest.mark.parametrize("grep", ["ROUND=3", "rank written", "node=h", r"\x1b", "2026-01", "x", ""])
+def test_what_is_told_before_a_line_is_decoded_loses_none(grep: str) -> None:
+    """The letters that are looked for in the raw line are in each that is taken."""
+    line = entry("rank_written", round=3, reason="\x1b[2J", task=2)
+    assert Wanted(grep=grep).takes(line) or grep == "x"
+    assert Wanted(grep=grep).sift().letters in json.dumps(line).encode().lower()
 
 
 def test_a_line_is_parsed_or_it_is_none() -> None:

@@ -21,7 +21,6 @@ class JobView:
     looked_ms: int
     time_limit_unlimited: bool
 
-
     @property
     def held(self) -> str:
         """Why the job will not start again before somebody releases it, "" where it may (docs/slurm.md, section 6)."""

@@ -16,13 +16,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from pathlib import Path
 
 import msgspec
 
 from ckpt_supervisor.doctor.facts import Place, Temporary, Versions
-from ckpt_supervisor.transport import PATH_BYTES_MAX, places
 
 PROBE_TIMEOUT_S = 20.0
 PYTHON_TIMEOUT_S = 10.0
@@ -89,6 +87,8 @@ def _bounded(argv: list[str], timeout_s: float, slow: Callable[[], None]) -> tup
 
 def temporaries(env: Mapping[str, str]) -> list[Temporary]:
     """The places where the ranks' socket may be, the best first, each looked at with a bound of its own."""
+    from ckpt_supervisor.transport import places  # Here: every `ckptctl` would wait for zmq.
+
     return [_within(path, number == 0) for number, path in enumerate(places(env)) if path]
 
 
@@ -107,6 +107,8 @@ def _temporary(path: str, is_first: bool) -> Temporary:
         return Temporary(path, is_first, error.strerror or str(error))
     if not stat.S_ISDIR(seen.st_mode):
         return Temporary(path, is_first, "is no directory")
+    from ckpt_supervisor.transport import PATH_BYTES_MAX
+
     length = len(os.fsencode(Path(path).absolute())) + SOCKET_CHARS
     if length > PATH_BYTES_MAX:
         return Temporary(path, is_first, f"a socket there has a path of {length} bytes, and {PATH_BYTES_MAX} are the most")
@@ -137,6 +139,8 @@ def versions(env: Mapping[str, str]) -> Versions:
 
 
 def _version(name: str) -> str:
+    from importlib import metadata  # Here: 20 ms, for this command alone.
+
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

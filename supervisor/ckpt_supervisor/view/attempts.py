@@ -31,6 +31,9 @@ POSITIONS_MAX = 10
 
 WARNINGS_MAX = 3
 
+SAYS_NOTHING = frozenset({"requeued already", "not known", "no end in sight"})
+"""Causes that tell nothing of why it left, once it was on its way out or had called for the requeue itself."""
+
 _SAID_AT_ROUND = frozenset({"go", "rank_saving", "rank_written", "verified"})
 
 
@@ -59,7 +62,10 @@ class Attempt(msgspec.Struct):
     is_whole: bool = True
     """Nothing of its journal was left out."""
     attached: bool = False
+    started: bool = False
+    """Its command has begun at least once."""
     resume_step: int = -1
+    """Where it began; not where a start in place did."""
     committed: int = -1
     committed_at: datetime | None = None
     positions: list[tuple[datetime, int]] = msgspec.field(default_factory=list)
@@ -68,6 +74,8 @@ class Attempt(msgspec.Struct):
     notice: str = ""
     """Cause of the notice in force, or of the last one."""
     in_notice: bool = False
+    called: bool = False
+    """It has called for the requeue: what Slurm says of the job from here on is of that."""
     left: str = ""
     """`fresh` or `stale` once it was on its way out."""
     requeue: str = ""
@@ -165,8 +173,8 @@ def read(attempt: Attempt, lines: Iterable[dict[str, Any]]) -> Attempt:
 def _take(attempt: Attempt, event: str, line: dict[str, Any], at: datetime) -> None:
     match event:
         case "command_started":
-            attempt.resume_step = _number(line.get("resume_step"), -1)
-            attempt.saved_at = at
+            attempt.resume_step = attempt.resume_step if attempt.started else _number(line.get("resume_step"), -1)
+            attempt.started, attempt.saved_at = True, at
         case "rank_hello" if not attempt.attached:
             attempt.attached = True
             _reached(attempt, at, max(0, attempt.resume_step))
@@ -175,9 +183,11 @@ def _take(attempt: Attempt, event: str, line: dict[str, Any], at: datetime) -> N
         case "progress":
             _reached(attempt, at, _number(line.get("step"), -1))
         case "interval":
-            attempt.interval = {key: line.get(key) for key in ("every_ms", "cost_ms", "mtbi_ms", "why")}
+            why = line.get("why")
+            attempt.interval = {key: _amount(line.get(key)) for key in ("every_ms", "cost_ms", "mtbi_ms")}
+            attempt.interval["why"] = why if isinstance(why, str) else None
         case "recalled":
-            attempt.recalled = {key: line.get(key) for key in ("timeouts", "crashes", "stalled")}
+            attempt.recalled = {key: _amount(line.get(key)) for key in ("timeouts", "crashes", "stalled")}
         case "commit" if line.get("result") in ("committed", "already there"):
             attempt.committed, attempt.committed_at = _number(line.get("step"), -1), at
         case "adopted":
@@ -185,7 +195,11 @@ def _take(attempt: Attempt, event: str, line: dict[str, Any], at: datetime) -> N
             if isinstance(steps, list) and steps and all(isinstance(step, int) for step in steps):
                 attempt.committed, attempt.committed_at = max(steps), at
         case "notice":
-            attempt.notice, attempt.in_notice = str(line.get("cause", "")), True
+            cause = str(line.get("cause", ""))
+            is_known = attempt.notice not in ("", *SAYS_NOTHING) and bool(attempt.left or attempt.called)
+            attempt.notice, attempt.in_notice = attempt.notice if is_known and cause in SAYS_NOTHING else cause, True
+        case "requeue_called":
+            attempt.called = True
         case "notice_over":
             attempt.notice, attempt.in_notice = "", False
         case "leaving":
@@ -239,11 +253,18 @@ def _reached(attempt: Attempt, at: datetime, step: int) -> None:
 
 
 def _warning(line: dict[str, Any]) -> str:
-    text = line.get("text") or line.get("reason") or line.get("line") or line.get("problem") or ""
+    text = next(filter(None, map(line.get, ("text", "reason", "line", "problem", "why", "how"))), "")
     rank = f" rank {line['rank']}" if isinstance(line.get("rank"), int) else ""
     name = str(line.get("event", "")).replace("_", " ")
+    if name == "command exited":
+        name = f"{name} with status {_number(line.get('code'), -1)}"
     return f"{text}" if name == "warning" else f"{name}{rank}: {text}" if text else f"{name}{rank}"
 
 
 def _number(value: object, default: int) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+def _amount(value: object) -> int | None:
+    """A whole number of something, None for anything else: scripts are promised it."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -27,6 +27,9 @@ _DROPPED_FIRST = ("JOB", "CAUSE", "RANKS")
 """Columns that a narrow terminal does without."""
 
 _CELL_MAX = 24
+_CAUSE_MAX = 28
+"""The longest of ours, "end of the time limit ahead", has 27 letters."""
+
 _LAST_MIN = 24
 """Least room for the verdict and what goes with it."""
 
@@ -127,8 +130,8 @@ def _cells(row: Row, now: datetime) -> dict[str, str]:
         notes.append("adopted")
     if manifest is not None and manifest.verified == "structure":
         notes.append("only its structure was verified")
-    if row.kind == "damaged" and row.verdict is not None:
-        notes.append("put aside")
+    if row.kind == "damaged":
+        notes.append("as damaged in its bytes: see ckptctl verify PATH" if row.verdict is None else "put aside")
     if row.kind == "failed":
         notes.append(f"training fails from it; back by: ckptctl repair --restore {row.step}")
     if row.kind == "partial":
@@ -144,7 +147,7 @@ def _cells(row: Row, now: datetime) -> dict[str, str]:
         "AGE": age_text(manifest, now),
         "SIZE": "-" if row.size is None else size_text(row.size),
         "RANKS": ranks,
-        "CAUSE": "-" if manifest is None else cut(one_line(manifest.cause), _CELL_MAX),
+        "CAUSE": "-" if manifest is None else cut(one_line(manifest.cause), _CAUSE_MAX),
         "JOB": "-" if manifest is None else cut(one_line(f"{manifest.job}/{manifest.attempt}"), _CELL_MAX),
         "VERDICT": f"{word}\t{one_line(', '.join(notes))}",
     }

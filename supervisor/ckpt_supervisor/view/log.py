@@ -1,6 +1,7 @@
-"""`ckptctl log`: the journals of a directory as readable lines, merged by time.
+"""`ckptctl log`: which lines of the journals are shown, and how a line reads.
 
-Owns selection and wording of lines. Reads files line by line with bounds; a damaged line is counted, never fatal.
+Owns selection and wording of lines. Must not read more than a growing file (merging.py does the rest), nor write anywhere.
+Nothing of a line reaches a terminal that the terminal would obey.
 """
 
 from __future__ import annotations
@@ -11,18 +12,32 @@ import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ckpt_supervisor.text import one_line
+from ckpt_supervisor.view.plain import harmless
+from ckpt_supervisor.view.reading import FILES_MAX, LINE_BYTES_MAX, moment, moment_ns, names_rank, parse
 
-LINE_BYTES_MAX = 1_000_000
-FILES_MAX = 100_000
+if TYPE_CHECKING:
+    from ckpt_supervisor.view.merging import Sift
+
+__all__ = [
+    "FILES_MAX", "LEVELS", "LINE_BYTES_MAX", "Nodes", "Tail", "Wanted", "heading", "journals", "merged", "moment", "parse",
+    "read_time", "readable",
+]  # fmt: skip
+
+LINE_CHARS_MAX = 20_000
+"""So much of a line is shown; a stack of the journal's own is at most 8,000 characters."""
 
 LEVELS = ("debug", "info", "warning", "error")
+
 _STAMPS = frozenset({"ts", "mono_ms", "event", "level", "job", "attempt", "step_id", "epoch", "task", "host", "pid", "v"})
 _COLOURS = {"warning": "\x1b[33m", "error": "\x1b[31m", "debug": "\x1b[2m"}
-_AGO = re.compile(r"(\d+)\s*(s|m|h|d)")
-_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_DIM, _BOLD, _END = "\x1b[2m", "\x1b[1m", "\x1b[0m"
+_AGO = re.compile(r"(\d+)\s*(s|m|h|d|w)")
+_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_EVENT_CHARS_MAX = 80
+_NAME_CHARS_MAX = 200
+_LETTERS = re.compile(r"[a-z]{2,}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,35 +53,80 @@ class Wanted:
     since: datetime | None = None
     until: datetime | None = None
     grep: str = ""
+    node: str = ""
 
-    def takes(self, line: dict[str, Any]) -> bool:
-        """Whether this line is wanted."""
+    def takes(self, line: dict[str, Any], at_ns: int | None = None, nodes: Nodes | None = None) -> bool:
+        """Whether this line is wanted. `at_ns`: when it was, if its own clock is not to be believed."""
         if LEVELS.index(self.level) > _level(line):
             return False
-        if self.job and line.get("job") != self.job:
+        if self.job and not self.takes_job(str(line.get("job"))):
             return False
         if self.event and line.get("event") not in self.event:
             return False
         for key, value in (("attempt", self.attempt), ("round", self.round)):
             if value is not None and line.get(key) != value:
                 return False
-        if self.rank is not None and line.get("rank") != self.rank and not _names(line.get("ranks"), self.rank):
+        if self.rank is not None and line.get("rank") != self.rank and not names_rank(line.get("ranks"), self.rank):
             return False
-        stamp = moment(str(line.get("ts", "")))
-        if (self.since and (stamp is None or stamp < self.since)) or (self.until and (stamp is None or stamp > self.until)):
+        if self.node and not (nodes or Nodes()).has(line, self.node):
             return False
+        if self.since is not None or self.until is not None:
+            at_ns = moment_ns(line.get("ts")) if at_ns is None else at_ns
+            if at_ns is None or not _instant(self.since, at_ns) <= at_ns <= _instant(self.until, at_ns):
+                return False
         return not self.grep or self.grep.lower() in readable(line).lower()
 
+    def takes_job(self, name: str) -> bool:
+        """Whether this job is wanted: itself, or the array that it is an element of."""
+        return not self.job or name == self.job or name.startswith(f"{self.job}_")
 
-def _names(ranks: object, rank: int) -> bool:
-    """Whether a line that is about several ranks ([3, "8-15"], or a table of them) is about this one."""
-    if isinstance(ranks, dict):
-        return str(rank) in ranks
-    for part in ranks if isinstance(ranks, list) else ():
-        first, dash, last = str(part).partition("-")
-        if first.isdecimal() and (not dash or last.isdecimal()) and int(first) <= rank <= int(last or first):
+    def sift(self) -> Sift:
+        """What of this can be told before a line is decoded."""
+        from ckpt_supervisor.view.merging import Sift  # Here: whoever wants a line's words alone does not need the merge.
+
+        text = self.grep.lower()
+        # An escape and `node=` are of `readable`'s own making.
+        letters = "" if "\\" in text or "node" in text else max(_LETTERS.findall(text), key=len, default="")
+        return Sift(
+            levels=frozenset(name.encode() for name in LEVELS[: LEVELS.index(self.level)]),
+            events=frozenset(name.encode(errors="replace") for name in self.event) or None,
+            since_ns=None if self.since is None else _instant(self.since, 0),
+            until_ns=None if self.until is None else _instant(self.until, 0),
+            letters=letters.encode(),
+        )
+
+
+def _instant(moment_of: datetime | None, otherwise: int) -> int:
+    """Nanoseconds since 1970, also of a moment that no clock has ever shown."""
+    if moment_of is None:
+        return otherwise
+    since = moment_of - datetime(1970, 1, 1, tzinfo=timezone.utc)
+    return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1_000
+
+
+class Nodes:
+    """Which tasks of which start are on which node, as coordinators tell of them."""
+
+    def __init__(self, hosts: dict[int, dict[int, str]] | None = None) -> None:
+        self.hosts = {} if hosts is None else hosts
+
+    def has(self, line: dict[str, Any], node: str) -> bool:
+        """Whether a line was written on this node, or is about one of its tasks."""
+        if _same(line.get("host"), node) or _same(line.get("host_of_task"), node):
             return True
-    return False
+        epoch, task = line.get("epoch"), line.get("of_task")
+        if not isinstance(epoch, int):
+            return False
+        tasks = self.hosts.get(epoch, {})
+        many = line.get("of_tasks")
+        return _same(tasks.get(task) if isinstance(task, int) else None, node) or (
+            isinstance(many, list) and any(_same(host, node) and names_rank(many, number) for number, host in tasks.items())
+        )
+
+
+def _same(host: object, node: str) -> bool:
+    """`node012` is node012.cluster.example too."""
+    return isinstance(host, str) and (host == node or host.partition(".")[0] == node)
 
 
 def read_time(text: str, now: datetime) -> datetime:
@@ -75,21 +135,12 @@ def read_time(text: str, now: datetime) -> datetime:
     if ago:
         try:
             return now - timedelta(seconds=int(ago[1]) * _SECONDS[ago[2]])
-        except OverflowError:
+        except (OverflowError, ValueError):  # int() refuses thousands of digits.
             return datetime.min.replace(tzinfo=timezone.utc)
-    stamp = moment(text)
+    stamp = moment(text.strip())
     if stamp is None:
         raise ValueError(f"{text!r} is neither a time such as 2026-01-31T12:00:00 nor an age such as 30m")
     return stamp
-
-
-def moment(text: str) -> datetime | None:
-    """An RFC 3339 text as an instant, None if it is none."""
-    try:
-        stamp = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except ValueError:
-        return None
-    return stamp if stamp.tzinfo is not None else stamp.replace(tzinfo=timezone.utc)
 
 
 def journals(directory: Path) -> list[Path]:
@@ -128,30 +179,56 @@ class Tail:
                     yield line
 
 
-def parse(raw: bytes) -> dict[str, Any] | None:
-    """One line of a journal, None if it is damaged."""
-    try:
-        line = json.loads(raw)
-    except (ValueError, RecursionError):
-        return None
-    return line if isinstance(line, dict) and "event" in line else None
-
-
 def merged(tails: Iterable[Tail]) -> list[dict[str, Any]]:
     """The new lines of several files, in order of time."""
     lines = [line for tail in tails for line in tail.lines()]
     return sorted(lines, key=lambda line: (str(line.get("ts", "")), _number(line.get("mono_ms"))))
 
 
-def readable(line: dict[str, Any], colour: bool = False) -> str:
-    """One line for people: time, job and attempt, what happened, and its numbers."""
-    stamp = moment(str(line.get("ts", "")))
-    when = stamp.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] if stamp else "?"
+def readable(line: dict[str, Any], colour: bool = False, ahead_ns: int = 0) -> str:
+    """One line for people: time, job and attempt, what happened, and its numbers; task and node where it was not task 0.
+
+    `ahead_ns`: by how much the clock that has stamped it is ahead of the coordinator's.
+    """
+    when = _when(line.get("ts"), ahead_ns)
     who = f"{line.get('job', '?')}/{line.get('attempt', '?')}"
-    details = " ".join(f"{key}={_value(value)}" for key, value in line.items() if key not in _STAMPS)
-    text = one_line(f"{when}  {who}  {str(line.get('event', '?')).replace('_', ' '):<18} {details}".rstrip())
-    tint = _COLOURS.get(str(line.get("level")), "") if colour else ""
-    return f"{tint}{text}\x1b[0m" if tint else text
+    event = str(line.get("event", "?")).replace("_", " ")
+    details = " ".join([f"{key}={_value(value)}" for key, value in line.items() if key not in _STAMPS])
+    task = line.get("task")
+    if isinstance(task, int) and task > 0:
+        details = f"{details} task={task} node={_value(line.get('host'))}".lstrip()
+    text = harmless(f"{when}  {who}  {event:<18} {details}".rstrip(), LINE_CHARS_MAX)
+    if not colour:
+        return text
+    tint = _COLOURS.get(str(line.get("level")), "")
+    if tint:
+        return f"{tint}{text}{_END}"
+    start = harmless(f"{when}  {who}  ", _NAME_CHARS_MAX)
+    name = harmless(event, _EVENT_CHARS_MAX)
+    if not text.startswith(start + name):
+        return text
+    return f"{_DIM}{start}{_END}{_BOLD}{name}{_END}{text[len(start) + len(name) :]}"
+
+
+def heading(line: dict[str, Any], tasks: int, colour: bool) -> str:
+    """What goes between two starts on a terminal."""
+    step = line.get("step_id")
+    words = [f"job {line.get('job', '?')}", f"attempt {line.get('attempt', '?')}"]
+    words += [f"step {step}"] if step not in (None, "", "0", "local", "batch") else []
+    words += [str(line.get("host", "?")), f"{tasks} tasks" if tasks > 1 else "1 task", f"start {line.get('epoch', '?')}"]
+    text = harmless("-- " + ", ".join(words) + " --", _NAME_CHARS_MAX)
+    return f"{_BOLD}{text}{_END}" if colour else text
+
+
+def _when(ts: object, ahead_ns: int) -> str:
+    """To the millisecond, as 2026-01-31 12:00:01.500."""
+    at_ns = moment_ns(ts)
+    if at_ns is None:
+        return "?"
+    if not ahead_ns and isinstance(ts, str) and len(ts) == 27 and ts[26] == "Z":
+        return f"{ts[:10]} {ts[11:23]}"
+    stamp = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=(at_ns - ahead_ns) // 1_000)
+    return stamp.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 
 
 def _value(value: Any) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ckpt_supervisor.text import one_line, size_text
+from ckpt_supervisor.text import one_line, size_text, time_text
 from ckpt_supervisor.view.attempts import Attempt
 from ckpt_supervisor.view.checkpoints import Look, Row, age_s, counted, cut, painted
 
@@ -186,7 +186,7 @@ def _interval(status: Status, last: Attempt, now: datetime) -> str:
     why = [str(last.interval.get("why") or "")]
     cost_ms, mtbi_ms = last.interval.get("cost_ms"), last.interval.get("mtbi_ms")
     if isinstance(cost_ms, int):
-        why.append(f"a save costs {cost_ms / 1000:.1f} s")
+        why.append(f"a save costs {time_text(cost_ms)}")
     if isinstance(mtbi_ms, int):
         why.append(f"an interruption every {span_text(mtbi_ms / 1000)}")
     told = ", ".join(filter(None, why))

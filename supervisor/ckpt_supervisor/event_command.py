@@ -1,0 +1,167 @@
+"""One bounded run of the command of --on-event: what it gets, how long it may take, and what of it is left, which is nothing.
+
+Owns the child. Must not decide which events are told, or what follows from a failure (notify.py). As the command of --resubmit it
+runs in a session of its own, deaf to the signals that a broadcast to the step would kill it by, and in the environment that
+resubmit.py makes. The line comes from memory, so a command that never reads it holds up nobody; output is read and dropped, so
+one that floods does not block; all of its session is killed when it has ended, or when its time is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import IO, NamedTuple
+
+from ckpt_supervisor.children import Claims
+from ckpt_supervisor.text import one_line
+
+POLL_MS = 20
+REAP_S = 0.5
+"""One that was killed may take this long to end; it is then left to whoever reaps orphans."""
+
+READ_BYTES_MAX = 65_536
+READS_MAX = 16
+"""Most reads before it is looked again whether time is over: a command may print for ever."""
+
+TEXT_CHARS_MAX = 300
+"""So much of its output is told when it fails."""
+
+
+class Way(NamedTuple):
+    """How it is run."""
+
+    command: str
+    env: Mapping[str, str]
+    claims: Claims
+    blocked: frozenset[int]
+    """Signals that it does not get."""
+
+
+def run(way: Way, line: str, give_up_s: Callable[[], float]) -> str:
+    """Run it once with this line on its standard input; what went wrong, "" for nothing. Blocks; may run in any thread.
+
+    `give_up_s`: until when it may take, on the monotonic clock. Asked again and again: it may become less meanwhile.
+    """
+    try:
+        child = _start(way, line)
+    except OSError as error:
+        return f"sh cannot be started: {error.strerror}"
+    began = time.monotonic()
+    try:
+        said, status, in_time = _watch(child, give_up_s)
+    finally:
+        way.claims.release(child.pid)
+    text = one_line(said.decode(errors="replace").strip())[:TEXT_CHARS_MAX]
+    told = f": {text}" if text else ""
+    if not in_time:
+        return f"it did not end within {time.monotonic() - began:.1f} s and was killed{told}"
+    if status is None:
+        return f"its exit status was lost{told}"
+    return f"it ended with {status if status > 0 else 128 - status}{told}" if status else ""
+
+
+def _start(way: Way, line: str) -> subprocess.Popen[bytes]:
+    # A lane has all signals blocked, and so would its child: no SIGALRM, no SIGPIPE for anybody below it.
+    # Blocked ones protect the shell until it ignores them, which its own children take over: dash gives them an empty mask.
+    ignoring = f"trap '' {' '.join(map(str, sorted(way.blocked)))}"
+    before = signal.pthread_sigmask(signal.SIG_SETMASK, way.blocked)
+    try:
+        with _memory(f"{line}\n".encode()) as stdin, way.claims.forking() as claim:
+            child = subprocess.Popen(
+                ("/bin/sh", "-c", f"{ignoring}\n{way.command}"),
+                env=way.env,
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            claim(child.pid)
+            way.claims.set_apart(child.pid)  # What it starts is none of the command's: training's end is not its end.
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return child
+
+
+def _memory(data: bytes) -> IO[bytes]:
+    """A file of no name that holds this, to be read from its beginning."""
+    file: IO[bytes]
+    if hasattr(os, "memfd_create"):
+        file = os.fdopen(os.memfd_create("ckpt-event"), "w+b", buffering=0)
+    else:  # Pythons that were built for glibc before 2.27.
+        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - the caller's `with`.
+    file.write(data)
+    file.seek(0)
+    return file
+
+
+def _watch(child: subprocess.Popen[bytes], give_up_s: Callable[[], float]) -> tuple[bytes, int | None, bool]:
+    """What it prints until it ends, its status (None: lost, or it did not even die), and whether it ended in time."""
+    assert child.stdout is not None
+    kept = bytearray()
+    with child.stdout as pipe:
+        os.set_blocking(pipe.fileno(), False)
+        poll = select.poll()
+        poll.register(pipe.fileno(), select.POLLIN)
+        is_open, killed_s = True, None
+        while True:
+            gone, has_status = _ended(child.pid)
+            is_open = is_open and _read(pipe.fileno(), kept)
+            now = time.monotonic()
+            if gone or (killed_s is not None and now >= killed_s + REAP_S):
+                break
+            if killed_s is None and now >= give_up_s():
+                killed_s = now
+                _kill(child.pid)
+            if is_open:
+                poll.poll(POLL_MS)
+            else:
+                select.select((), (), (), POLL_MS / 1000)
+    if has_status:
+        _kill(child.pid)  # What it has left in the background. Until it is waited for nobody else has its number.
+    status = _waited(child.pid) if has_status else None
+    child.returncode = status if status is not None else -signal.SIGKILL  # Keeps Popen from waiting for it once more.
+    return bytes(kept), status, killed_s is None
+
+
+def _kill(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _read(fd: int, kept: bytearray) -> bool:
+    """Take what is there, within a bound; False once there will be no more."""
+    for _ in range(READS_MAX):
+        try:
+            chunk = os.read(fd, READ_BYTES_MAX)
+        except BlockingIOError:
+            return True
+        if not chunk:
+            return False
+        kept += chunk[: max(0, READ_BYTES_MAX - len(kept))]
+    return True
+
+
+def _ended(pid: int) -> tuple[bool, bool]:
+    """Whether it is gone, and whether it can still be waited for."""
+    try:
+        return (True, True) if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None else (False, False)
+    except ChildProcessError:
+        return True, False
+
+
+def _waited(pid: int) -> int | None:
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:
+        return None
+
+
+def signals(*some: Iterable[int]) -> frozenset[int]:
+    """All of these."""
+    return frozenset(int(number) for numbers in some for number in numbers)
