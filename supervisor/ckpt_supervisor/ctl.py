@@ -7,6 +7,7 @@ ctl_log.py, ctl_change.py, ctl_repair.py and others; what is shown comes from vi
 from __future__ import annotations
 
 import argparse
+import importlib
 import io
 import os
 import sys
@@ -14,23 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckpt_supervisor import (
-    ctl_change,
-    ctl_completion,
-    ctl_control,
-    ctl_doctor,
-    ctl_drill,
-    ctl_examples,
-    ctl_log,
-    ctl_look,
-    ctl_repair,
-    ctl_report,
-    ctl_timeline,
-    ctl_usage,
-    ctl_why,
-)
+from ckpt_supervisor import ctl_examples, ctl_usage
 from ckpt_supervisor.ctl_words import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, complain, out
-from ckpt_supervisor.store import parse_step
 
 THREADS_MAX = 64
 THREADS_DEFAULT_MAX = 4
@@ -76,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if version:
         out(version)
         return EXIT_OK
-    parser, commands = _parser()
+    parser, commands = _parser(words[0] if words else "")
     problem = ctl_usage.misplaced(words)
     if problem:
         parser.error(problem)
@@ -126,6 +112,8 @@ def _count(text: str) -> int:
 
 def _step(text: str) -> int:
     """1200 or step-000001200."""
+    from ckpt_supervisor.store import parse_step
+
     step = parse_step(text)
     if step is None and not (text.isascii() and text.isdecimal() and len(text) <= 18):
         raise argparse.ArgumentTypeError(f"{text!r} is no step (1200, step-000001200)")
@@ -136,8 +124,11 @@ def _threads(text: str) -> int:
     return min(THREADS_MAX, _count(text))
 
 
-def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
-    """The command line, and the parser of each command."""
+def _parser(asked: str = "") -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """The command line, and the parser of each command; of the one that is `asked` for alone, where that is known to be enough.
+
+    Each command's module is imported with its parser: all of them together take longer than the first line of a log may.
+    """
     made = ctl_usage.Parser(
         prog="ckptctl",
         description="Look at the checkpoints and journals of supervised training runs, and put them in order.",
@@ -161,16 +152,12 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
     )
     kinds = made.add_subparsers(title="commands", required=True, metavar="COMMAND")
     shared = _Shared(common, every, reading, changing)
-    _add_looking(kinds, shared)
-    _add_changing(kinds, shared)
-    ctl_log.add_log(kinds, common)
-    ctl_timeline.add(kinds, common)
-    ctl_why.add(kinds, common)
-    ctl_drill.add(kinds, common)
-    ctl_report.add(kinds, common)
-    ctl_control.add_control(kinds, common)
-    ctl_doctor.add_doctor(kinds, common)
-    ctl_completion.add(kinds, made)
+    for add in (ADDS[asked],) if asked in ADDS else dict.fromkeys(ADDS.values()):
+        add(kinds, shared)
+    if asked not in ADDS:
+        from ckpt_supervisor import ctl_completion
+
+        ctl_completion.add(kinds, made)
     ctl_examples.add(kinds.choices)
     return made, kinds.choices
 
@@ -184,19 +171,41 @@ class _Shared(NamedTuple):
     changing: argparse.ArgumentParser
 
 
-def _add_looking(kinds: Any, shared: _Shared) -> None:
-    common, every, reading, _ = shared
-    ls = kinds.add_parser("ls", parents=[common, every], help="list the checkpoints, newest first; looks at names and sizes only")
+Add = Callable[[Any, _Shared], None]
+
+
+def _ls(kinds: Any, shared: _Shared) -> None:
+    from ckpt_supervisor import ctl_look
+
+    what = "list the checkpoints, newest first; looks at names and sizes only"
+    ls = kinds.add_parser("ls", parents=[shared.common, shared.every], help=what)
     ls.add_argument("--all", action="store_true", help="also what was put aside, partials and trash")
     ls.set_defaults(run=ctl_look.ls)
-    latest = kinds.add_parser("latest", parents=[common, reading], help="print the path of the newest intact checkpoint")
+
+
+def _latest(kinds: Any, shared: _Shared) -> None:
+    from ckpt_supervisor import ctl_look
+
+    what = "print the path of the newest intact checkpoint"
+    latest = kinds.add_parser("latest", parents=[shared.common, shared.reading], help=what)
     latest.add_argument("--quick", action="store_true", help="look at sizes and structure only")
     latest.set_defaults(run=ctl_look.latest)
-    show = kinds.add_parser("show", parents=[common, every], help="what one checkpoint holds, who wrote it and why")
+
+
+def _show(kinds: Any, shared: _Shared) -> None:
+    from ckpt_supervisor import ctl_look
+
+    what = "what one checkpoint holds, who wrote it and why"
+    show = kinds.add_parser("show", parents=[shared.common, shared.every], help=what)
     show.add_argument("step", metavar="STEP", help="1200, step-000001200, or a path")
     show.add_argument("--files", type=_count, default=10, metavar="N", help="name so many files (default: 10)")
     show.set_defaults(run=ctl_look.show)
-    verify = kinds.add_parser("verify", parents=[common, reading], help="check checkpoints, ours or anybody's")
+
+
+def _verify(kinds: Any, shared: _Shared) -> None:
+    from ckpt_supervisor import ctl_look
+
+    verify = kinds.add_parser("verify", parents=[shared.common, shared.reading], help="check checkpoints, ours or anybody's")
     verify.add_argument("path", nargs="*", metavar="STEP|PATH", help="steps, or files and directories (default: the newest one)")
     verify.add_argument("--all", action="store_true", help="check all checkpoints of the directory")
     deep = "digests, and also the checksums inside files and what the files say of each other"
@@ -205,24 +214,67 @@ def _add_looking(kinds: Any, shared: _Shared) -> None:
     verify.set_defaults(run=ctl_look.verify)
 
 
-def _add_changing(kinds: Any, shared: _Shared) -> None:
-    common, every, reading, changing = shared
-    keep = kinds.add_parser("keep", parents=[common, reading], help="protect a checkpoint from being pruned, or release it")
+def _keep(kinds: Any, shared: _Shared) -> None:
+    from ckpt_supervisor import ctl_change
+
+    what = "protect a checkpoint from being pruned, or release it"
+    keep = kinds.add_parser("keep", parents=[shared.common, shared.reading], help=what)
     keep.add_argument("step", metavar="STEP", help="1200, step-000001200, or a path")
     keep.add_argument("--release", action="store_true", help="protect it no longer")
     keep.set_defaults(run=ctl_change.keep)
+
+
+def _prune(kinds: Any, shared: _Shared) -> None:
+    from ckpt_supervisor import ctl_change
+
     what = "remove old checkpoints; never the newest intact one"
-    prune = kinds.add_parser("prune", parents=[common, every, reading, changing], help=what)
+    prune = kinds.add_parser("prune", parents=[shared.common, shared.every, shared.reading, shared.changing], help=what)
     how_many = f"how many of the newest to keep (default: $CKPT_SUPERVISE_KEEP, else {KEEP_DEFAULT})"
     prune.add_argument("--keep", type=_count, metavar="N", help=how_many)
     prune.set_defaults(run=ctl_change.prune)
+
+
+def _repair(kinds: Any, shared: _Shared) -> None:
+    from ckpt_supervisor import ctl_repair
+
     what = "mend `latest`, put damaged ones aside, sweep partials; deletes no checkpoint"
-    repair = kinds.add_parser("repair", parents=[common, reading, changing], help=what)
+    repair = kinds.add_parser("repair", parents=[shared.common, shared.reading, shared.changing], help=what)
     foreign = "also put aside what has no usable manifest or holds files that it does not list"
     repair.add_argument("--quarantine-foreign", action="store_true", help=foreign)
     back = "only this: give a checkpoint that was set aside (.failed-..., not .damaged-...) its name back"
     repair.add_argument("--restore", type=_step, metavar="STEP", help=back)
     repair.set_defaults(run=ctl_repair.repair)
+
+
+def _of_module(module: str, function: str) -> Add:
+    """A command whose options its own module adds."""
+
+    def add(kinds: Any, shared: _Shared) -> None:
+        getattr(importlib.import_module(f"ckpt_supervisor.{module}"), function)(kinds, shared.common)
+
+    return add
+
+
+_control = _of_module("ctl_control", "add_control")
+
+ADDS: Mapping[str, Add] = {
+    "ls": _ls,
+    "latest": _latest,
+    "show": _show,
+    "verify": _verify,
+    "keep": _keep,
+    "prune": _prune,
+    "repair": _repair,
+    "log": _of_module("ctl_log", "add_log"),
+    "timeline": _of_module("ctl_timeline", "add"),
+    "why": _of_module("ctl_why", "add"),
+    "report": _of_module("ctl_report", "add"),
+    "save": _control,
+    "status": _control,
+    "doctor": _of_module("ctl_doctor", "add_doctor"),
+    "drill": _of_module("ctl_drill", "add"),
+}
+"""By command, in the order of --help; `completion` needs them all, and comes last."""
 
 
 if __name__ == "__main__":

@@ -95,5 +95,7 @@ examples:
 def add(commands: Mapping[str, argparse.ArgumentParser]) -> None:
     """Put them below the options of the commands."""
     for name, text in EXAMPLES.items():
+        if name not in commands:
+            continue  # One command alone was asked for.
         commands[name].epilog = text
         commands[name].formatter_class = argparse.RawDescriptionHelpFormatter

@@ -19,14 +19,15 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ckpt_supervisor import store
 from ckpt_supervisor.text import one_line
-from ckpt_supervisor.view.checkpoints import Look
-from ckpt_supervisor.view.progress import Bar
+
+if TYPE_CHECKING:
+    from ckpt_supervisor.view.checkpoints import Look
+    from ckpt_supervisor.view.progress import Bar
 
 EXIT_OK = 0
 EXIT_NOT_FOUND = 1
@@ -49,6 +50,8 @@ class Place(msgspec.Struct, frozen=True):
 
 def locate(text: str, directory: Path) -> Place | None:
     """`1200`, `step-000001200`, or a path, also one inside `directory`; None if it is none of these."""
+    from ckpt_supervisor import store  # Here: `log` does without it.
+
     if _STEP.fullmatch(text):
         return Place(directory, directory / store.step_name(int(text)), int(text))
     text = text.rstrip("/") or text  # `step-000000030/`, as a shell completes it
@@ -138,6 +141,8 @@ def out_json(value: dict[str, Any]) -> None:
 
 def look_of(arguments: argparse.Namespace) -> Look:
     """How to draw on this stdout."""
+    from ckpt_supervisor.view.checkpoints import Look
+
     is_terminal = sys.stdout.isatty()
     width = width_of(sys.stdout.fileno()) if is_terminal else None
     return Look(width, is_terminal and arguments.colour, datetime.now(timezone.utc))
@@ -154,6 +159,8 @@ def width_of(fd: int) -> int:
 
 def bar_of(name: str) -> Bar:
     """A progress bar on stderr, or its lines where that is no terminal."""
+    from ckpt_supervisor.view.progress import Bar
+
     return Bar(sys.stderr, one_line(name), width_of(sys.stderr.fileno()) if sys.stderr.isatty() else None)
 
 

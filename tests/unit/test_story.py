@@ -290,6 +290,15 @@ def test_a_rank_that_is_killed_in_its_last_save_has_done_no_step_more(tmp_path: 
     assert (one.lost_steps, one.is_exact, is_least(one)) == (20, not has_left, has_left)
 
 
+def test_a_word_that_is_old_news_does_not_move_the_begin_of_what_was_lost(tmp_path: Path) -> None:
+    """At a notice the journal tells what was heard last, which may be the step of the last save."""
+    start = Start(tmp_path).begin(0).save(51, 1, 50).say(70, "progress", "debug", step=50, ahead=50, per_step_ms=None, phase="")
+    failed(start)
+    (one,) = told(tmp_path).attempts
+    assert one.lost_steps == 20
+    assert one.lost_ms == pytest.approx(18_900, abs=100), "from the end of the save on"
+
+
 def test_a_program_that_saves_by_itself_trains_all_the_time_and_keeps_what_was_adopted(tmp_path: Path) -> None:
     """No rank ever attaches: the command's time is training, up to the last step that it wrote."""
     start = Start(tmp_path).say(0, "command_started", command=["x"], resume_from="", resume_step=-1, restart=0)

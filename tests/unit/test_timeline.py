@@ -25,7 +25,7 @@ CTL = (sys.executable, "-m", "ckpt_supervisor.ctl")
 def all_ways(directory: Path) -> Run:
     """A run that ended in every way."""
     for number, (end, _, _) in enumerate(WAYS.values()):
-        end(Start(directory, number + 1, number).begin(1_000 * number, 50).save(1_000 * number + 51, 1, 50))
+        end(Start(directory, number + 1, number).begin(1_000 * number).save(1_000 * number + 51, 1, 50))
     return told(directory)
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from ckpt_supervisor.view.facts import PROGRESS_MAX, Attempt, Notice
 from ckpt_supervisor.view.instants import Instants
 from ckpt_supervisor.view.pieces import Pieces, milliseconds
+from ckpt_supervisor.view.told_notice import BY_SLURM, REQUEUED, told_again
 from ckpt_supervisor.view.told_rounds import STANDS, WORDS, Rounds
 from ckpt_supervisor.view.told_steps import Steps, thinned
 from ckpt_supervisor.view.values import number, text
@@ -21,13 +20,10 @@ from ckpt_supervisor.view.values import number, text
 RELAYED = "the coordinator's status"
 """The last line of a relay that was told how to end."""
 
-REQUEUED = "requeued already"
-BY_SLURM = frozenset({"preempted", "time limit reached", "end of the time limit ahead", "node failure"})
 MARKS_MAX = 200
 HOSTS_MAX = 4_096
 
 _MS = 1_000_000
-_SHARES = ("save_left_ms", "verify_left_ms", "leave_left_ms", "out_left_ms")
 _MARKS = {
     "hang_suspected": ("hang", "text"),
     "stalled": ("hang", "text"),
@@ -79,7 +75,8 @@ class Telling:
         """(instant, task, bytes of its tree, limit): memory lines."""
         self._hosts: dict[str, None] = {}
         self._marks: list[tuple[int, str, str]] = []
-        self._told_notice: Notice | None = None
+        self.notice: Notice | None = None
+        """The notice in force, or the one that ended it."""
         self._has_started = False
         self._has_left = False
         self._newest = -1
@@ -257,7 +254,7 @@ class Telling:
                 self._notice(line, at_ns)
             case "notice_over":
                 self._mark(at_ns, "notice", "no end in sight: training goes on")
-                self._told_notice = None
+                self.notice = None
             case "leaving":
                 attempt.outcome, attempt.reason = text(line.get("outcome")), text(line.get("reason"))
                 self.pieces.turn("leaving", at_ns)
@@ -276,35 +273,21 @@ class Telling:
                 pass
 
     def _notice(self, line: dict[str, Any], at_ns: int) -> None:
+        """One word more of the notice. What Slurm says once the requeue was called is of the requeue's making."""
         if self.is_called:
             return
-        cause, by = text(line.get("cause")), text(line.get("by"))
-        first = self._told_notice
-        if first is not None and cause == REQUEUED and first.cause in BY_SLURM:
-            cause = first.cause  # Slurm's own requeue of a job that it has ended: what it was ended for is the cause.
+        before, cause = self.notice, text(line.get("cause"))
+        if before is not None and cause == REQUEUED and before.cause in BY_SLURM:
             self.attempt.requeue = self.attempt.requeue or "already pending"
-        left = {key: number(line.get(key)) for key in _SHARES}
-        if first is None:
-            self._told_notice = msgspec.structs.replace(Notice(at_ns, by, cause, number(line.get("left_ms"))), **left)
-            self._mark(at_ns, "notice", f"{cause} ({by})")
-            return
-        if cause != first.cause:
-            self._mark(at_ns, "notice", f"{cause} ({by})")
-        # Times count from the first word on: what is known of them later is better.
-        spent_ms = (at_ns - first.at_ns) // _MS
-        later = {key: None if (now := number(line.get(key))) is None else now + spent_ms for key in ("left_ms", *left)}
-        self._told_notice = msgspec.structs.replace(
-            first,
-            cause=cause or first.cause,
-            first_cause=first.first_cause or (first.cause if cause != first.cause else ""),
-            **{key: value for key, value in later.items() if value is not None},
-        )
+        self.notice = told_again(before, line, at_ns)
+        if before is None or self.notice.cause != before.cause:
+            self._mark(at_ns, "notice", f"{self.notice.cause} ({text(line.get('by'))})")
 
     def inherit(self, heir: Telling, is_all: bool) -> None:
         """Take over what another task's journal tells of the end, where the coordinator's does not (`is_all`: there is none)."""
         own, other = self.attempt, heir.attempt
-        if self._told_notice is None and heir.notice is not None:
-            self._told_notice = heir.notice
+        if self.notice is None and heir.notice is not None:
+            self.notice = heir.notice
             self._marks += heir._marks
             self.pieces.turn("leaving", heir.notice.at_ns)
         own.outcome, own.reason = own.outcome or other.outcome, own.reason or other.reason
@@ -323,10 +306,10 @@ class Telling:
     @property
     def needs_reasons(self) -> bool:
         """Training has failed by itself, or it ended without a word: other tasks may know more."""
-        failed = self.attempt.code not in (None, 0) and (
-            self._told_notice is None or self._told_notice.cause == "training failed"
-        )
-        return failed or self.attempt.code is None
+        if self.failures or self.oom or self.refusal:
+            return False
+        cause = "" if self.notice is None else self.notice.cause
+        return self.attempt.code is None or (self.attempt.code != 0 and cause in ("", "training failed"))
 
     def reason(self, line: dict[str, Any], task: int) -> None:
         """What another task's journal tells of the failure."""
@@ -336,15 +319,10 @@ class Telling:
         else:
             self.failures.append(f"task {task}: the process between supervisor and command was killed")
 
-    @property
-    def notice(self) -> Notice | None:
-        """The notice in force."""
-        return self._told_notice
-
     def told(self) -> Attempt:
         """The attempt as far as its own journal tells; cause, queue and what later starts say of it come on top."""
         attempt = self.attempt
-        attempt.notice = self._told_notice
+        attempt.notice = self.notice
         attempt.ended_ns = self._last_ns
         attempt.marks = tuple(self._marks)
         attempt.commits, attempt.rounds = self.rounds.commits(), self.rounds.rounds()

@@ -73,7 +73,10 @@ class Steps:
         if reached is None or reached <= base:
             return None
         self.lost += reached - base
-        return max((at_ns for at_ns, at in self._positions if at <= base), default=self._positions[0][0])
+        # A word may tell of a step that was finished long before: the first one that tells of it counts.
+        at_it = [at_ns for at_ns, at in self._positions if at == base]
+        before = [at_ns for at_ns, at in self._positions if at < base]
+        return at_it[0] if at_it else before[-1] if before else self._positions[0][0]
 
 
 def thinned(points: list[tuple[int, int]], most: int) -> tuple[tuple[int, int], ...]:
