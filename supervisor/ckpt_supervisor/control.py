@@ -29,7 +29,7 @@ Log = Callable[[Entry], None]
 
 LANE = "control"
 
-LOOK_EVERY_MS = 3_000
+LOOK_EVERY_MS = 5_000
 """One listing of an empty directory each time: 30 µs here, one question to the server on NFS."""
 
 RESULT_MS = 1_000

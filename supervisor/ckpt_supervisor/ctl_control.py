@@ -34,7 +34,7 @@ from ckpt_supervisor.ctl_words import (
 from ckpt_supervisor.text import one_line
 
 TAKEN_S = 20.0
-"""A supervisor looks every 3 s; one on NFS, on a loaded node, gets some more."""
+"""A supervisor looks every 5 s; one on NFS, on a loaded node, gets some more."""
 
 WAIT_S_MAX = 7 * 86_400.0
 LOOK_S = 0.25
@@ -46,7 +46,7 @@ _BARE = re.compile(r"[0-9]+(_[0-9]+)?(\.([0-9]+|batch))?")
 
 SAVE_HELP = "have a running job save now; its owner only"
 SAVE_MORE = """\
-The job looks into DIR/control every 3 seconds. Nothing is asked of a job that is over, waits in the queue, or is somebody else's.
+The job looks into DIR/control every 5 seconds. Nothing is asked of a job that is over, waits in the queue, or is somebody else's.
 With --wait the exit status is 0 once the checkpoint is committed; without it, once the job has taken the request.
 """
 

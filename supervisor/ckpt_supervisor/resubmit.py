@@ -28,6 +28,8 @@ TEXT_CHARS_MAX = 300
 READ_BYTES_MAX = 65_536
 """Most that is kept of its output; the rest is read and dropped."""
 
+READS_MAX = 100
+
 POLL_MS = 20
 REAP_S = 1.0
 """One that was killed may take this long to end; it is then left to whoever reaps orphans."""
@@ -77,11 +79,12 @@ def environment(env: Mapping[str, str], directory: str, job: str, reason: str) -
 
 
 def _start(command: str, env: Mapping[str, str], claims: Claims) -> subprocess.Popen[bytes]:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SHIELDED)
+    before = signal.pthread_sigmask(signal.SIG_SETMASK, SHIELDED)  # A lane has all blocked: no SIGALRM, no SIGPIPE below it.
     try:
         with claims.forking() as claim:
             child = subprocess.Popen(
-                ("/bin/sh", "-c", command),
+                # dash starts its children with no signal blocked; what is ignored stays so below it.
+                ("/bin/sh", "-c", f"trap '' {' '.join(str(int(one)) for one in sorted(SHIELDED))}\n{command}"),
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -129,7 +132,7 @@ def _watch(child: subprocess.Popen[bytes], give_up: float) -> tuple[bytes, int |
 
 def _read(fd: int, kept: bytearray) -> bool:
     """Take what is there; False once there will be no more."""
-    while True:
+    for _ in range(READS_MAX):  # One that prints without an end is looked at again, for its time.
         try:
             chunk = os.read(fd, READ_BYTES_MAX)
         except BlockingIOError:
@@ -137,6 +140,7 @@ def _read(fd: int, kept: bytearray) -> bool:
         if not chunk:
             return False
         kept += chunk[: max(0, READ_BYTES_MAX - len(kept))]
+    return True
 
 
 def _waited(child: subprocess.Popen[bytes]) -> tuple[bool, int | None]:

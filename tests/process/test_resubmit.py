@@ -106,6 +106,18 @@ def test_a_flood_of_output_is_cut_and_does_not_block_it(stage: Stage) -> None:
     assert told.said.isprintable()
 
 
+def test_a_flood_without_an_end_is_killed_when_its_time_is_over(stage: Stage) -> None:
+    """There is always something to read: its time is looked at all the same."""
+    told = stage.run("exec yes", timeout_s=1.0)
+    assert told.said.startswith("it did not end within 1 s and was killed")
+
+
+def test_what_it_starts_is_not_ended_by_a_broadcast_either(stage: Stage) -> None:
+    """sbatch below a shell: dash gives its children an empty signal mask."""
+    told = stage.run("/bin/sh -c 'kill -TERM $$; kill -USR1 $$; echo submitted'; exit $?")
+    assert told == (True, "submitted")
+
+
 def test_a_broadcast_to_the_step_does_not_end_it(stage: Stage) -> None:
     """As scontrol it is a process of the step: with proctrack/linuxproc it gets the SIGTERM too."""
     assert stage.run("kill -TERM $$; kill -USR1 $$; kill -INT $$; echo submitted") == (True, "submitted")

@@ -184,6 +184,35 @@ def test_a_start_that_was_refused_or_that_could_not_run_its_command(tmp_path: Pa
     assert totals(run).interruptions == 1
 
 
+@pytest.mark.parametrize(
+    ("code", "word"), [(1, "status 1"), (77, "status 77"), (139, "SIGSEGV"), (137, "SIGKILL"), (3, "status 3")]
+)
+def test_a_status_of_training_is_a_failure_whatever_it_is(tmp_path: Path, code: int, word: str) -> None:
+    """Field case 63: never shown as success, and the signal is named."""
+    Start(tmp_path).begin(0).save(51, 1, 50).ended(60, code)
+    (one,) = told(tmp_path).attempts
+    assert (one.cause, one.code) == ("training failed", code)
+    assert word in one.detail
+
+
+@pytest.mark.parametrize("code", [75, 76, 143, 85])
+def test_a_run_that_was_stopped_is_not_finished(tmp_path: Path, code: int) -> None:
+    """Field case 65: only the trainer's own exit with 0, and no status of the supervisor's, is a good end."""
+    start = Start(tmp_path).begin(0).notice(71, "time limit reached").say(72, "command_exited", code=0)
+    start.exit(73, code)
+    (one,) = told(tmp_path).attempts
+    assert one.cause == "time limit reached"
+
+
+def test_the_last_start_is_what_a_run_has_come_to(tmp_path: Path) -> None:
+    """Field case 66: preempted once and finished then, the run has finished; both attempts are there."""
+    preempted(tmp_path)
+    Start(tmp_path, 2, 1).begin(200, 90).ended(260, 0)
+    run = told(tmp_path)
+    assert [one.cause for one in run.attempts] == ["preempted", "finished"]
+    assert totals(run).ended == {"preempted": 1, "finished": 1}
+
+
 def test_restarts_in_place_lose_steps_inside_of_one_attempt(tmp_path: Path) -> None:
     """Two crashes at 70 and 65 steps, each gone on from step 50, and then a good end."""
     start = Start(tmp_path).begin(0).save(51, 1, 50)

@@ -189,6 +189,17 @@ def test_what_slurm_says_names_the_cause_of_a_start_that_was_lost(tmp_path: Path
     assert "lost without a word; Slurm says: node failure" in capsys.readouterr().out
 
 
+def test_an_output_that_a_later_run_has_overwritten_costs_slurms_words_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Field case 53: what happened to the first attempt is in its journal."""
+    two(tmp_path)
+    (tmp_path / "out.txt").write_text("".join(OUTPUT.splitlines(keepends=True)[3:]))
+    assert ctl.main(["why", "--dir", str(tmp_path), "--attempt", "0", "--json", "--output", str(tmp_path / "out.txt")]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["cause"], record["slurm"]) == ("preempted", [])
+
+
 def test_an_output_that_cannot_be_read_is_said_and_the_rest_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Missing, a directory, a pipe: status 3, and the journal's answer all the same."""
     two(tmp_path)
