@@ -38,17 +38,21 @@ LOOK_S = 0.15
 SLACK_MS = 1_500
 """Between what the trainer writes down and what its supervisor hears of it, on a machine with other things to do."""
 
-FRESH_S = 1.0
-"""A step that the journal has told of so long ago is still the newest one: the next takes 3 s, a rank is heard every second."""
+FRESH_MS = 2_500
+"""A step that the trainer has done so long ago is the newest one still when the blow falls: the next takes 5 s."""
 
 KILLED = "{run}\nsleep 600\n"
 """The job outlives its step."""
 
 EARLY = "--every-steps 10 --keep 50"
-SELDOM = "--every-steps 4 --keep 50 --hang-floor 10s"
+SELDOM = "--every-steps 3 --keep 50 --hang-floor 10s"
+"""And a rank says every second where it is."""
+
 BRISK = "--step-ms 200"
 SLOW_SAVE = "--step-ms 200 --faults-from 2 --save-ms 60000"
-LONG_STEPS = "--step-ms 3000"
+LONG_STEPS = "--step-ms 5000"
+LONGER_STEPS = "--step-ms 10000"
+"""Where the supervisor lives on for some seconds."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +93,7 @@ WAYS: dict[str, Way] = {
     ),
     "hung": Way("training hung", LONG_STEPS, supervise=f"{SELDOM} --on-hang requeue", is_least=True),
     "node lost": Way("lost without a word", LONG_STEPS, supervise=SELDOM, is_least=True),
-    "one node of two lost": Way("node failure", LONG_STEPS, TWO, SELDOM, nodes=2, is_least=True, comes_back=False),
+    "one node of two lost": Way("node failure", LONGER_STEPS, TWO, SELDOM, nodes=2, is_least=True, comes_back=False),
     "supervisor killed": Way("lost without a word", LONG_STEPS, supervise=SELDOM, script=KILLED, is_least=True),
 }
 LOSSLESS = {"ahead of its limit", "at its limit", "preempted", "requeued by hand", "cancelled", "asked"}
@@ -106,18 +110,18 @@ def ctl(run: Run, command: str, *words: str) -> str:
 
 
 def struck(run: Run, start: int = 0) -> None:
-    """Until the journal tells of a step of this start that no checkpoint holds, told a moment ago."""
+    """Until the journal has told of the newest step of this start, done a moment ago, and no checkpoint holds it."""
 
     def there() -> bool:
-        journal = run.journal()
-        begun = [place for place, entry in enumerate(journal) if entry["event"] == "command_started" and entry["task"] == 0]
-        if len(begun) <= start:
+        own = starts(run)
+        if len(own) <= start or not own[start].steps:
             return False
-        told = [entry for entry in journal[begun[start] :] if entry["event"] == "progress"]
-        kept = [entry["step"] for entry in journal if entry["event"] == "commit" and entry["result"] == "committed"]
-        return bool(told and kept) and told[-1]["step"] > max(kept) and time.time() - instant(told[-1]["ts"]) < FRESH_S
+        last, kept = own[start].last, run.committed()
+        told = run.events("progress", task=0)[-1:]
+        is_told = [entry["step"] for entry in told] == [last]
+        return bool(kept) and last > max(kept) and is_told and time.time() * 1000 - own[start].steps[last] < FRESH_MS
 
-    wait_for(there, f"a step of job {run.jobid} above its newest checkpoint, told a moment ago", 90, LOOK_S)
+    wait_for(there, f"a step of job {run.jobid} above its newest checkpoint, told a moment ago", LIMIT_S, LOOK_S)
 
 
 def saved(run: Run) -> None:
