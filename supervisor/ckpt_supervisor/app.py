@@ -436,7 +436,10 @@ class Supervisor:
         if self.policy.adopts and self.state.notice is None:
             self._wait_for("prune")  # The last look may have made several checkpoints, and nobody comes to remove the old ones.
         self.lines.write()
-        self._wait_for("meeting", "journal", *self.watching.lanes_at_end)
+        self._wait_for("meeting", "journal", *(late := self.watching.lanes_at_end))
+        if late:  # What came of their last work.
+            self.lines.write()
+            self._wait_for("journal")
 
     def _wait_for(self, *lanes: str) -> None:
         """Until these lanes have done what is asked of them by now, within a bound."""

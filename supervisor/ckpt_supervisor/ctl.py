@@ -7,6 +7,7 @@ ctl_log.py, ctl_change.py, ctl_repair.py and others; what is shown comes from vi
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import io
 import os
@@ -16,11 +17,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckpt_supervisor import ctl_examples, ctl_usage
-from ckpt_supervisor.ctl_words import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, complain, out
+from ckpt_supervisor.ctl_words import EXIT_INTERRUPTED, EXIT_OK, EXIT_UNKNOWN, EXIT_USAGE, complain, out
 
 THREADS_MAX = 64
 THREADS_DEFAULT_MAX = 4
 """A login node is for everybody."""
+
+UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""What a write to standard output may say, on a disk that is full or broken."""
 
 KEEP_DEFAULT = 3
 
@@ -57,6 +61,7 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; its exit status."""
     environ = os.environ
+    _open_streams()
     words = ctl_usage.hoisted(sys.argv[1:] if argv is None else argv)
     version = ctl_usage.version_of(words)
     if version:
@@ -89,6 +94,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_OK
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except OSError as error:
+        if error.filename is not None or error.errno not in UNWRITABLE:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        complain(f"the output cannot be written: {error.strerror}")
+        return EXIT_UNKNOWN
+
+
+def _open_streams() -> None:
+    """What was closed before us (`>&-`) is a place where all is lost, not the next file that is opened."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: PTH123, SIM115
 
 
 def _take_retention(arguments: argparse.Namespace, keep: str, keep_every: str) -> str:

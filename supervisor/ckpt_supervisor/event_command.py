@@ -3,7 +3,8 @@
 Owns the child. Must not decide which events are told, or what follows from a failure (notify.py). As the command of --resubmit it
 runs in a session of its own, deaf to the signals that a broadcast to the step would kill it by, and in the environment that
 resubmit.py makes. The line comes from memory, so a command that never reads it holds up nobody; output is read and dropped, so
-one that floods does not block; all of its session is killed when it has ended, or when its time is over.
+one that floods does not block; all of its session is killed when it has ended, or when its time is over. Only what has made a
+session of its own meanwhile (setsid, a daemon) is not found again.
 """
 
 from __future__ import annotations
@@ -18,12 +19,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import IO, NamedTuple
 
+from ckpt_supervisor import procfs
 from ckpt_supervisor.children import Claims
 from ckpt_supervisor.text import one_line
 
 POLL_MS = 20
 REAP_S = 0.5
 """One that was killed may take this long to end; it is then left to whoever reaps orphans."""
+
+KILLS_MAX = 3
+"""So often it is looked for more of the session: who forks while it is killed comes to an end with the next look."""
 
 READ_BYTES_MAX = 65_536
 READS_MAX = 16
@@ -129,9 +134,37 @@ def _watch(child: subprocess.Popen[bytes], give_up_s: Callable[[], float]) -> tu
     return bytes(kept), status, killed_s is None
 
 
-def _kill(group: int) -> None:
+def _kill(session: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, signal.SIGKILL)
+        os.killpg(session, signal.SIGKILL)
+    for _ in range(KILLS_MAX):
+        # A shell with job control, as `set -m` makes one, gives each of its jobs a group of its own.
+        if not sum(_kill_of(pid, session) for pid in procfs.everybody()):
+            return
+
+
+def _kill_of(pid: int, session: int) -> bool:
+    """Kill it if it is of this session; whether there was somebody to kill."""
+    if not _is_of(pid, session):
+        return False
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        if not _is_of(pid, session):  # The number is another one's by now.
+            return False
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def _is_of(pid: int, session: int) -> bool:
+    kin = procfs.kin(pid)
+    return kin is not None and kin.session == session and kin.state not in ("zombie", "gone")
 
 
 def _read(fd: int, kept: bytearray) -> bool:

@@ -1,7 +1,7 @@
 """Tells the user's own command what happens to the run: --on-event, with the journal's line on its standard input.
 
 Owns which lines are told, the order, and the bounds. Must not hold anything up: the command runs in a lane of its own, one at a
-time, 10 s each, and what comes while many wait is dropped and counted. Once the run's end is decided there are 2 s more for all
+time, 10 s each, and what comes while many wait is dropped and counted. Once the run's end is decided there are 1.5 s more for all
 that waits, half of it for the end itself, and never past the time at which the supervisor has to be out.
 
 Only task 0's supervisor has it: it knows of all tasks, and one message is enough.
@@ -32,8 +32,9 @@ TIMEOUT_S = 10.0
 WAITING_MAX = 16
 """So many may wait, with the one that runs; later ones are dropped."""
 
-END_MS = 2_000
-"""Once the end is decided."""
+END_MS = 1_500
+"""Once the end is decided. Less than what the supervisor waits for its lanes then (app.FLUSH_MS): to be killed takes time too,
+and what has not been killed when the supervisor is gone lives on."""
 
 OWN_SHARE = 2
 """Of that time, one part in so many is kept for the end itself."""

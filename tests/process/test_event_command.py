@@ -114,6 +114,19 @@ def test_what_it_leaves_in_the_background_ends_with_it(stage: Stage) -> None:
     eventually(lambda: not is_alive(pid), "the end of what it had left behind")
 
 
+def test_what_job_control_leaves_in_a_group_of_its_own_ends_with_it(stage: Stage) -> None:
+    """bash with `set -m`: each job has a group of its own, in the same session; when it ends, and when its time is over."""
+    job = 'bash -c \'set -m; sleep 1000 & echo $! > "$OUT/new"; mv "$OUT/new" "$OUT/pid"; eval "$0"\''
+    assert stage.run(f"{job} true") == ""
+    first = int(stage.text("pid"))
+    eventually(lambda: not is_alive(first), "the end of what it had left behind")
+    (stage.directory / "pid").unlink()
+    until = time.monotonic() + 60
+    assert "and was killed" in stage.run(f"{job} wait", give_up=lambda: 0.0 if (stage.directory / "pid").exists() else until)
+    second = int(stage.text("pid"))
+    eventually(lambda: not is_alive(second), "the end of its job")
+
+
 def test_one_that_forks_all_the_time_ends_at_its_time(stage: Stage) -> None:
     """All of its session goes at once."""
     fork = 'i=0; while [ $i -lt 200 ]; do sleep 1000 & i=$((i+1)); done; echo $! > "$OUT/pid"; wait'

@@ -81,6 +81,15 @@ def test_a_command_that_fails_changes_nothing_about_the_run(tmp_path: Path) -> N
         assert run.err.count("it ended with 3: no such service") == 1
 
 
+def test_what_went_wrong_with_the_last_one_is_in_the_journal_too(tmp_path: Path) -> None:
+    """Its end, or that it was killed, comes when everything else has been written."""
+    with supervised(tmp_path, toy("--steps", 3), "--on-event", "exec sleep 1000", "--on-event-for", "exit") as run:
+        assert run.code() == 0
+        (failed,) = [line for line in run.events() if line["event"] == "event_command_failed"]
+    assert failed["of_event"] == "exit"
+    assert "was killed" in failed["reason"]
+
+
 def test_training_that_fails_is_told_with_its_status(tmp_path: Path) -> None:
     """Also what comes right at the end is."""
     command = f'cat >> "{tmp_path}/told"'

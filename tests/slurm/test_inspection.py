@@ -3,14 +3,13 @@
 Owns: row 1 of the issue "Log inspection" on real Slurm: one job for each way to be interrupted, all side by side.
 Must not: test how a job is saved or comes back; the files about that do. Here is judged what is told of it afterwards, against
 the trainer's own log: a step is lost if it was done and lies above the one that the next start went on from. CKPT_TEST_TIMELINES
-in the environment: a file to which everything that the two commands print for people is appended, to be looked at.
+in the environment: a file for all that the two commands print for people, to be looked at.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import json
 import os
 import shlex
 import signal
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.schemas import held
 from tests.support.slurm_stage import CTL, TRAPPED, instant, lock_step_toy, own_toy, wait_for
 
 if TYPE_CHECKING:
@@ -219,8 +219,8 @@ def told_of(name: str, run: Run) -> Told:
     else:
         wait_for(lambda: run.events("exit", task=0), f"{name}: the end of job {run.jobid}", LIMIT_S, LOOK_S)
     first = ("--attempt", "0")
-    (timeline,) = map(json.loads, ctl(run, "timeline", "--json").splitlines())
-    why = json.loads(ctl(run, "why", "--json", *first))
+    (timeline,) = held("timeline", ctl(run, "timeline", "--json").splitlines())
+    (why,) = held("why", ctl(run, "why", "--json", *first).splitlines())
     told = Told(run, timeline, ctl(run, "timeline"), why, ctl(run, "why", *first).splitlines())
     run.cancel()
     return told

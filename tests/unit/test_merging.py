@@ -216,3 +216,10 @@ def test_a_source_counts_what_it_passes_over(tmp_path: Path) -> None:
     source = Source(files(tmp_path)[0], Sift(levels=frozenset({b"debug"})), seen)
     assert not source.fill(10_000)
     assert (source.counts.damaged, source.counts.torn, seen.newer, seen.names) == (2, 1, 2, {b"a"})
+
+
+def test_half_of_a_surrogate_pair_in_a_lines_first_keys_is_no_traceback(tmp_path: Path) -> None:
+    """JSON can hold it, and no encoding can: such a level, event or time is one like any other."""
+    odd = "\ud800"
+    put(tmp_path, line_of("exit", 1, level=odd), {**line_of("exit", 2), "ts": odd}, line_of(odd, 3))
+    assert len(Merged(tmp_path).lines) == 3

@@ -230,6 +230,6 @@ def test_only_the_newest_attempts_are_drawn_and_that_is_said(tmp_path: Path) -> 
     """--last, and 40 by default."""
     run = all_ways(tmp_path)
     lines = timeline.block(run, timeline.Looks(80, False, True), shown_max=2)
-    assert sum("█" in line for line in lines) == 3, "two bars, and what the letter means"
+    assert sum("░" in line for line in lines) == 3, "two bars, and what the letter means"
     assert any("11 attempts before are not drawn" in line for line in lines)
     assert DAY_LATER_NS > 0

@@ -273,7 +273,8 @@ def _of_round(before: State, after: State, now_ms: int, who: wire.Who | None) ->
     if new.at is not None and old.at is None:
         yield _info("agreed", round=new.number, step=new.at.n, safe_point=new.at.k)
     if new.go and not old.go:
-        yield _info("go", round=new.number, after_ms=now_ms - new.began_ms)
+        at = {} if new.at is None else {"step": new.at.n}  # All ranks have come to it, whatever becomes of the save.
+        yield _info("go", round=new.number, after_ms=now_ms - new.began_ms, **at)
     if new.verified and not old.verified:
         yield from _all_members(new, Stage.VERIFIED, now_ms)
     if new.committed and not old.committed:

@@ -6,7 +6,7 @@ Owns these sentences. Pure. Must not promise: each rests on what the journal tel
 from __future__ import annotations
 
 from ckpt_supervisor.view import causes
-from ckpt_supervisor.view.amounts import span_text
+from ckpt_supervisor.view.amounts import counted, span_text
 from ckpt_supervisor.view.facts import Attempt
 from ckpt_supervisor.view.totals import allocated
 
@@ -19,7 +19,7 @@ _LIMIT = ("end of the time limit ahead", "time limit reached")
 
 def advice(one: Attempt, slurm_cause: str = "") -> str:
     """What to change. `slurm_cause`: what Slurm says of an end that the journal does not tell."""
-    cause = slurm_cause if one.cause == causes.LOST and slurm_cause else one.cause
+    cause = slurm_cause if one.cause in causes.UNTOLD and slurm_cause not in ("", "requeued") else one.cause
     known = _BY_CAUSE.get(cause)
     said = known(one) if known is not None else _interrupted(one)
     return said + _requeue(one)
@@ -82,7 +82,7 @@ def _lost(one: Attempt) -> str:
 def _failed(one: Attempt) -> str:
     first = "look at the traceback in the job's output"
     if one.restarts:
-        first = f"it had been started again {one.restarts} times in place before; {first}"
+        first = f"it had been started again in place before ({counted(one.restarts, 'time')}); {first}"
     often = _often(one)
     return f"{first}{'; ' + often if often else ''}; --restarts N starts it again in place, --max-crashes N has the job requeued"
 
@@ -103,12 +103,14 @@ def _node(one: Attempt) -> str:
     return _often(one) or "nothing: a node has failed"
 
 
-def _person(_: Attempt) -> str:
+def _person(one: Attempt) -> str:
+    if one.requeue in ("accepted", "already pending", "resubmitted"):
+        return "nothing: a person ended it, and it comes back by itself"
     return "nothing: a person ended it; sbatch the script again to go on from the newest checkpoint"
 
 
 def _by_hand(_: Attempt) -> str:
-    return "nothing: somebody had it requeued"
+    return "nothing: Slurm has requeued it, or somebody had it requeued"
 
 
 def _refused(_: Attempt) -> str:

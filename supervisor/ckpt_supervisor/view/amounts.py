@@ -56,4 +56,4 @@ def number(count: int) -> str:
 
 def counted(count: int, word: str) -> str:
     """1 save, 3 saves."""
-    return f"{count} {word}{'' if count == 1 else 's'}"
+    return f"{number(count)} {word}{'' if count == 1 else 's'}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ckpt_supervisor.view.facts import Attempt
 from ckpt_supervisor.view.telling import Telling
+from ckpt_supervisor.view.told_notice import REQUEUED
 
 FINISHED = "finished"
 FAILED = "training failed"
@@ -24,9 +25,13 @@ EXIT_STALE = 76
 _KILLED = (137, 9, -9)
 
 GOOD = frozenset({FINISHED})
-BY_A_PERSON = frozenset({"cancelled", "asked to leave", "requeued already"})
+BY_A_PERSON = frozenset({"cancelled", "asked to leave"})
 NO_INTERRUPTION = GOOD | BY_A_PERSON | {REFUSED, DAMAGED, RUNNING}
-"""Ends that say nothing about how often a run is interrupted."""
+"""Ends that say nothing about how often a run is interrupted, as for --every auto (history.py)."""
+
+UNTOLD = frozenset({LOST, REQUEUED})
+"""What lies behind these, only Slurm's own words tell: its record of a job is the same for a preemption without a grace, a node's
+failure and a requeue by hand (docs/slurm.md section 3)."""
 
 
 def cause_of(telling: Telling, attempt: Attempt) -> tuple[str, str]:

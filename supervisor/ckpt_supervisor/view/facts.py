@@ -139,8 +139,12 @@ class Attempt(msgspec.Struct, kw_only=True):
     """`reached` is the very number (an agreed or failed step), not the last one that was heard of."""
     kept: int | None = None
     """The newest step that is committed when it ends (its own or the one it resumed from); None for nothing."""
+    fell_to: int | None = None
+    """The older step that the next start went on from, where it is older than `kept`."""
     lost_steps: int | None = None
     """Steps done in this attempt (also by starts before a restart in place) that have to be done again."""
+    lost_before_is_least: bool = False
+    """A restart in place has lost more than is known, perhaps."""
     lost_ms: int | None = None
     out_ms: int | None = None
     """Notice to exit."""

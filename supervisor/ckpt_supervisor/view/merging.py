@@ -154,7 +154,8 @@ class Source:
                 self.counts.lines += 1
                 self.counts.damaged += 1
                 return False
-            stamp, name, level = str(line.get("ts")), str(line["event"]).encode(errors="replace"), str(line.get("level")).encode()
+            stamp = str(line.get("ts"))
+            name, level = (str(line.get(key)).encode(errors="replace") for key in ("event", "level"))
         else:
             start, name, level = match.groups()
             stamp = start.decode()

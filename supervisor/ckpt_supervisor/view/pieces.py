@@ -41,6 +41,12 @@ class Pieces:
         """What was taken for one kind was another."""
         self._turns = [(at_ns, after if kind == before else kind) for at_ns, kind in self._turns]
 
+    def again(self, before: str, after: str) -> None:
+        """What it does now was not its end, as it had seemed."""
+        if self.kind == before:
+            at_ns, _ = self._turns.pop()
+            self.turn(after, at_ns)
+
     def lose(self, since_ns: int, until_ns: int) -> None:
         """What was trained between these was for nothing."""
         if until_ns > since_ns:

@@ -87,13 +87,16 @@ Seen = tuple[int, bool] | None
 def read(
     directory: Path, job: str = "", step_id: str = "", *, alive: Seen = None, wanted: Wanted = ALL, now_ns: int | None = None
 ) -> Run:
-    """The starts of this job (of all with ""), oldest first. `alive`: which start's process was looked at. Raises OSError."""
+    """The starts of this job (of all with "", of all elements of an array), oldest first. Raises OSError.
+
+    `alive`: which start's process was looked at.
+    """
     now_ns = time.time_ns() if now_ns is None else now_ns
     groups: dict[tuple[int, str, int, str], list[reading.File]] = {}
     newest = 0
     for file in reading.files(directory):
         newest = max(newest, file.epoch)
-        if job in ("", file.job) and step_id in ("", file.step_id):
+        if _is_of(file.job, job) and step_id in ("", file.step_id):
             groups.setdefault((file.epoch, file.job, file.attempt, file.step_id), []).append(file)
     keys = sorted(groups)
     notes = [f"{len(keys) - STARTS_MAX} starts before are left out"] if len(keys) > STARTS_MAX else []
@@ -121,6 +124,11 @@ def runs(run: Run) -> list[Run]:
         else:
             found.append([one])
     return [msgspec.structs.replace(run, attempts=tuple(row)) for row in found]
+
+
+def _is_of(name: str, asked: str) -> bool:
+    """Whether a job is asked for: itself, or, by the number of its array, an element of that."""
+    return asked in ("", name) or (asked.isdecimal() and name.startswith(f"{asked}_"))
 
 
 def _start(files: list[reading.File], counts: reading.Counts, wanted: Wanted) -> Telling:
@@ -250,7 +258,8 @@ def _side_by_side(told: list[Telling], now_ns: int, newest_epoch: int, alive: Se
             attempt.is_running = _is_at_work(telling, now_ns, alive) if is_newest else False
             if attempt.is_running is not False:
                 attempt.cause, attempt.detail = causes.RUNNING, ""
-        _lose(telling, None if after is None else after.attempt)
+        begun = (one.attempt for one in told[place + 1 :] if one.has_started and _goes_on(one.attempt, attempt))
+        _lose(telling, next(begun, None))
         before = newest.get(key)
         if before is not None:
             _queue(before.attempt, attempt)
@@ -275,13 +284,14 @@ def _is_at_work(telling: Telling, now_ns: int, alive: Seen) -> bool | None:
 
 
 def _lose(telling: Telling, after: Attempt | None) -> None:
+    """`after`: the next start whose command has run."""
     attempt = telling.attempt
     base = -1 if attempt.kept is None else attempt.kept
-    goes_on = after is not None and (after.resume_from or after.resume_step >= 0)
-    if after is not None and goes_on and after.resume_step != base:
+    if after is not None and after.resume_step != base:
         if after.resume_step < base:
-            note = f"the next start went on from step {after.resume_step}, not from step {base}, which was committed"
-            attempt.notes = (*attempt.notes, note)
+            how = f"went on from step {after.resume_step}" if after.resume_step >= 0 else "began from scratch"
+            attempt.fell_to = max(0, after.resume_step)
+            attempt.notes = (*attempt.notes, f"the next start {how}, not from step {base}, which was committed")
         base = after.resume_step
     is_open = attempt.code is None and attempt.is_running is not False
     telling.lost_from(base, is_all_kept=attempt.cause == causes.FINISHED or is_open)

@@ -15,6 +15,7 @@ from ckpt_supervisor.view.pieces import Pieces, milliseconds
 from ckpt_supervisor.view.told_notice import BY_SLURM, REQUEUED, told_again
 from ckpt_supervisor.view.told_rounds import STANDS, WORDS, Rounds
 from ckpt_supervisor.view.told_steps import Steps, thinned
+from ckpt_supervisor.view.told_waves import Waves
 from ckpt_supervisor.view.values import number, text
 
 RELAYED = "the coordinator's status"
@@ -43,7 +44,7 @@ EVENTS = frozenset(
         "rank_hello", "rank_finished", "rank_failed", "rank_left", "progress", "hang_over", "resuming",
         "signal", "notice", "notice_over", "look", "round_begun", "round_turned", "agreed", "go", "phase", "verified", "commit",
         "round_committed", "round_given_up", "adopted", "leaving", "requeue_called", "requeue", "resubmit", "task_joined",
-        "killed", "guard_lost", "command_ended", "memory", *_MARKS,
+        "killed", "guard_lost", "command_ended", "memory", "rank_gone", *_MARKS,
     }
 )  # fmt: skip
 """What is read of a coordinator's journal."""
@@ -58,8 +59,7 @@ class Telling:
         self.rounds = Rounds()
         self.pieces = Pieces()
         self.steps = Steps()
-        self.is_finished = False
-        """A rank has left its loop by itself."""
+        self._waves = Waves()
         self.failures: list[str] = []
         """What is known of how training failed, newest last."""
         self.hung = ""
@@ -93,6 +93,8 @@ class Telling:
             self.attempt.began_ns = at_ns
             self.attempt.host = text(line.get("host"))
             self.pieces.turn("starting", at_ns)
+        if event == "rank_gone":
+            self._waves.gone(line)
         if event in WORDS and line.get("round") is not None:
             return  # A rank's part of a round; those that are wanted are read later.
         if event in _MARKS:
@@ -150,11 +152,11 @@ class Telling:
         attempt, step = self.attempt, number(line.get("resume_step"))
         step = -1 if step is None else step
         restart = number(line.get("restart")) or 0
+        self._waves = Waves()
         if self._has_started and restart:
-            attempt.restarts += 1
-            self._mark(at_ns, "restart", f"started again in place from {'the beginning' if step < 0 else f'step {step}'}")
-            self._lose(step, at_ns)
+            self._again("started again in place", step, at_ns)
             self._newest = step
+            self.command_code, self.masked = None, ""
         elif not self._has_started:
             attempt.resume_step, attempt.resume_from = step, text(line.get("resume_from"))
             self._newest = step
@@ -162,15 +164,35 @@ class Telling:
         self.steps.start()
         self.pieces.turn("starting", at_ns)
 
+    def _again(self, how: str, step: int, at_ns: int) -> None:
+        """Training begins again at this step: what was done after it is lost, and what was said of the failure is over."""
+        self.attempt.restarts += 1
+        self._mark(at_ns, "restart", f"{how} from {'the beginning' if step < 0 else f'step {step}'}")
+        if self.steps.reached is not None and not self.steps.is_exact:
+            self.attempt.lost_before_is_least = True
+        self._lose(step, at_ns)
+        self.failures, self.oom, self.hung = [], "", ""
+
+    def _hello(self, line: dict[str, Any], at_ns: int) -> None:
+        self.attempt.world_size = max(self.attempt.world_size, min(number(line.get("world_size")) or 0, 1 << 24))
+        if self._waves.hello(line):
+            # One that its launcher has started again goes on from the newest checkpoint, as our own restarts do.
+            if not self._waves.ended_well:
+                self._again("its launcher has started it again", self._newest, at_ns)
+            self._waves.begin()
+            self.steps.start()
+            self.pieces.again("leaving", "starting")
+        elif self.pieces.kind != "starting":
+            return
+        self.pieces.turn("training", at_ns)
+        self.steps.reach(at_ns, max(0, self._newest))
+
     def _take_step(self, event: str, line: dict[str, Any], at_ns: int) -> None:
         match event:
             case "rank_hello":
-                self.attempt.world_size = max(self.attempt.world_size, min(number(line.get("world_size")) or 0, 1 << 24))
-                if self.pieces.kind == "starting":
-                    self.pieces.turn("training", at_ns)
-                    self.steps.reach(at_ns, max(0, self._newest))
+                self._hello(line, at_ns)
             case "rank_finished" if line.get("round") is None:
-                self.is_finished = True
+                self._waves.finished()
                 if self.pieces.kind == "training":
                     self.pieces.turn("leaving", at_ns)
             case "rank_failed":
@@ -183,13 +205,15 @@ class Telling:
                 if steps:
                     self.steps.reach(at_ns, max(steps))
             case "hang_over":
-                self.steps.reach(at_ns, number(line.get("step")))
+                # The step that the rank is at: those before it are finished.
+                self.steps.reach(at_ns, (number(line.get("step")) or 0) - 1)
             case _:
                 pass
 
     def _fail(self, line: dict[str, Any], at_ns: int) -> None:
         step = number(line.get("step"))
         where = f" after step {step}" if step is not None and step >= 0 else ""
+        self._waves.failed()
         self.failures.append(f"rank {line.get('rank')}{where}: {text(line.get('reason'))}")
         self.steps.die(at_ns, step)
 
@@ -302,6 +326,11 @@ class Telling:
                 self.pieces.turn("starting", own.began_ns)
         if heir._last_ns is not None and (self._last_ns is None or heir._last_ns > self._last_ns):
             self._last_ns = heir._last_ns
+
+    @property
+    def has_started(self) -> bool:
+        """Its command was started at least once."""
+        return self._has_started
 
     @property
     def needs_reasons(self) -> bool:

@@ -31,6 +31,7 @@ WIDTH_DEFAULT = 100
 """Where the output is no terminal."""
 
 DETAIL_MAX = 40
+CAUSE_MAX = 200
 _GAP = "  "
 _MARKED = {
     "notice": "notice",
@@ -134,17 +135,18 @@ def standing(attempt: Attempt) -> str:
 
 
 def _attempt(one: Attempt, run: Run, scale: Scale, looks: Looks) -> Iterable[RenderableType]:
+    from rich.padding import Padding
     from rich.text import Text
 
     style = "green" if one.cause in causes.GOOD else "bold" if one.cause in causes.NO_INTERRUPTION else "bold red"
     length = span_text(allocated(one))
     head = Text(harmless(f"{label(one, run)}{_GAP}{instant(one.began_ns)}{_GAP}{length}{_GAP}{_steps(one)}"))
-    cause = Text(_GAP + harmless(_ended(one), max(120, looks.width)), style=style)
-    if len(head.plain) + len(_GAP) + len(cause.plain) <= looks.width:
-        yield head + cause
+    cause = Text(harmless(_ended(one), max(CAUSE_MAX, looks.width)), style=style)
+    if len(head.plain) + 2 * len(_GAP) + len(cause.plain) <= looks.width:
+        yield head + Text(_GAP) + cause
     else:
         yield head
-        yield cause
+        yield Padding(cause, (0, 0, 0, len(_GAP)))
     letters, styles = bar(one, run.now_ns, scale, looks.unicode)
     drawn = Text(_GAP)
     for tint, row in itertools.groupby(zip(letters, styles, strict=True), key=lambda one: one[1]):
@@ -165,7 +167,7 @@ def _steps(one: Attempt) -> str:
 
 
 def _lost(one: Attempt) -> str:
-    if one.cause == causes.FINISHED and not one.lost_steps:
+    if one.cause == causes.FINISHED and not one.lost_steps and not is_least(one):
         return ""
     if one.lost_steps is None:
         return ", lost: not known"
@@ -179,7 +181,9 @@ def _ended(one: Attempt) -> str:
     """The cause, and what became of the job."""
     is_short = len(one.detail) <= DETAIL_MAX
     detail = f" ({one.detail})" if one.detail else ""
-    saved = {"fresh": ", saved", "stale": ", its last save did not make it"}.get(one.outcome, "")
+    has_tried = one.cause not in (causes.FAILED, causes.HUNG, causes.OUT_OF_MEMORY)
+    stale = ", its last save did not make it" if has_tried else ""
+    saved = {"fresh": ", saved", "stale": stale}.get(one.outcome, "")
     back = ""
     if one.requeue in ("accepted", "already pending"):
         back = ", requeued"
@@ -250,7 +254,7 @@ def _lost_sum(sums: Totals) -> str:
     if not sums.lost_steps:
         return "no step that is known of, and what was done after the last word" if sums.lost_is_least else "nothing"
     least = "at least " if sums.lost_is_least else ""
-    return f"{least}{number(sums.lost_steps)} steps, {span_text(sums.lost_ms)} of training"
+    return f"{least}{counted(sums.lost_steps, 'step')}, {span_text(sums.lost_ms)} of training"
 
 
 def _notes(run: Run) -> list[str]:

@@ -106,12 +106,13 @@ def pending(attempt: Attempt) -> int:
 
 
 def gained(attempt: Attempt) -> int | None:
-    """Steps that it has brought: committed, or up to its good end."""
+    """Steps that it has brought: committed, or up to its good end, and not to be done again by the next one."""
     if attempt.reached is None and attempt.kept is None:
         return None
     base = max(0, attempt.resume_step)
     until = attempt.kept if attempt.cause != causes.FINISHED else max(attempt.reached or 0, attempt.kept or 0)
-    return max(0, (0 if until is None else until) - base)
+    until = 0 if until is None else until
+    return max(0, (until if attempt.fell_to is None else min(until, attempt.fell_to)) - base)
 
 
 def label(one: Attempt, run: Run) -> str:
@@ -123,11 +124,25 @@ def label(one: Attempt, run: Run) -> str:
 
 
 def is_least(attempt: Attempt) -> bool:
-    """Its lost steps may be more: nobody has told how far it had come at its end."""
+    """Its lost steps may be more: nobody has told how far it had come, at its end or before a restart in place."""
+    return reached_is_least(attempt) or attempt.lost_before_is_least
+
+
+def reached_is_least(attempt: Attempt) -> bool:
+    """It may have come further than is known."""
     ended = attempt.code is not None or attempt.is_running is False
-    return ended and bool(attempt.reached) and not attempt.is_exact and attempt.cause != causes.FINISHED
+    return ended and attempt.reached is not None and not attempt.is_exact and attempt.cause != causes.FINISHED
 
 
 def _steps(attempts: Iterable[Attempt]) -> int | None:
-    known = [count for count in map(gained, attempts) if count is not None]
-    return sum(known) if known else None
+    """What each has brought, less what a later one that went on from an older checkpoint has to do again."""
+    total: int | None = None
+    stands: dict[tuple[str, str], int] = {}
+    for one in attempts:
+        count = gained(one)
+        if count is None:
+            continue
+        key, base = (one.job, one.step_id), max(0, one.resume_step)
+        total = (total or 0) + count - max(0, stands.get(key, base) - base)
+        stands[key] = base + count
+    return total

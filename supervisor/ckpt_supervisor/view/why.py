@@ -18,7 +18,7 @@ from ckpt_supervisor.view.advice import advice
 from ckpt_supervisor.view.amounts import counted, instant, iso, number, span_text
 from ckpt_supervisor.view.facts import Attempt, Round, Run, Word
 from ckpt_supervisor.view.plain import harmless
-from ckpt_supervisor.view.totals import is_least, label
+from ckpt_supervisor.view.totals import is_least, label, reached_is_least
 
 TITLE = 10
 LINES_MAX = 4
@@ -84,7 +84,7 @@ def _found(one: Attempt, run: Run, said: Said) -> list[tuple[str, str]]:
 def told_cause(one: Attempt, said: Said) -> str:
     """The cause, with Slurm's word for it where the journal has none."""
     detail = f" ({one.detail})" if one.detail else ""
-    if one.cause == causes.LOST and said.cause:
+    if one.cause in causes.UNTOLD and said.cause not in ("", "requeued"):
         return f"{one.cause}; Slurm says: {said.cause}{detail}"
     if not one.cause:
         return "at it now" if one.is_running else "no last word: still at it, or lost"
@@ -96,7 +96,9 @@ def _time_given(one: Attempt) -> str:
     notice = one.notice
     if notice is None:
         return "none: nobody had announced its end"
-    known = f" first taken for: {notice.first_cause};" if notice.first_cause else ""
+    if notice.cause in (causes.FAILED, causes.HUNG):
+        return f"none: {notice.cause}, at {instant(notice.at_ns)}"
+    known = f" first taken for: {notice.first_cause};" if notice.first_cause not in ("", "not known") else ""
     left = "it is not known how long it had" if notice.left_ms is None else f"{span_text(notice.left_ms)} until the kill"
     out = "" if one.out_ms is None else f"; it was out after {span_text(one.out_ms)}"
     return f"{notice.by} at {instant(notice.at_ns)};{known} {left}{out}"
@@ -106,14 +108,14 @@ def _decided(one: Attempt) -> str:
     last = last_save(one)
     notice = one.notice
     shares = []
-    if notice is not None:
+    if notice is not None and notice.cause not in (causes.FAILED, causes.HUNG):  # Nobody presses after those.
         named = (("to save", notice.save_left_ms), ("to verify", notice.verify_left_ms), ("to leave", notice.leave_left_ms))
         shares = [f"{word} {span_text(max(0, left))}" for word, left in named if left is not None]
     of_time = f" (time {', '.join(shares)})" if shares else ""
     if one.reason.startswith("no save was begun"):
         return f"{one.reason}{of_time}"
     if last is None:
-        return (one.line or (f"nothing: {one.cause}" if one.cause else "nothing yet")) + of_time
+        return (one.line or ("nothing: there was no time to" if one.cause else "nothing yet")) + of_time
     before = _saves_before(one)
     took = f"; a save takes {before}" if before else ""
     step = "" if last.step is None else f" at step {number(last.step)}"
@@ -186,13 +188,16 @@ def slowest(words: Sequence[Word]) -> str:
 
 def _lost(one: Attempt) -> str:
     stands = "there is no checkpoint" if one.kept is None else f"step {number(one.kept)} stands"
+    if one.fell_to is not None:
+        stands += f", but the next start {f'went on from step {number(one.fell_to)}' if one.fell_to else 'began from scratch'}"
     if one.lost_steps is None:
         return f"not known: nobody has told how far it had come; {stands}"
     spent = f", {span_text(one.lost_ms)} of training" if one.lost_ms else ""
     least = is_least(one)
     if not one.lost_steps:
         return f"nothing that is known of, and what was done since then; {stands}" if least else f"nothing; {stands}"
-    reached = "" if one.reached is None else f" (it had come to step {number(one.reached)}{' at least' if least else ''})"
+    known = " at least" if reached_is_least(one) else ""
+    reached = "" if one.reached is None else f" (it had come to step {number(one.reached)}{known})"
     return f"{'at least ' if least else ''}{counted(one.lost_steps, 'step')}{spent}{reached}; {stands}"
 
 

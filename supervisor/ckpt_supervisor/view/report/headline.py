@@ -9,7 +9,7 @@ from ckpt_supervisor.view.facts import Attempt, Run
 from ckpt_supervisor.view.report import shape
 from ckpt_supervisor.view.report.page import Card
 from ckpt_supervisor.view.report.words import UNKNOWN, Names, count, counted, instant, listed, span
-from ckpt_supervisor.view.totals import is_least, totals
+from ckpt_supervisor.view.totals import is_least, reached_is_least, totals
 
 JOBS_MAX = 6
 NOTES_MAX = 200
@@ -96,9 +96,9 @@ def _row(one: Attempt, name: str, several: bool) -> tuple[str, ...]:
         instant(one.began_ns),
         lasted,
         count(one.resume_step) if one.resume_step >= 0 else "-",
-        _known(one.reached) + (" or more" if is_least(one) else ""),
+        _known(one.reached) + (" or more" if reached_is_least(one) else ""),
         _known(one.kept),
-        _known(one.lost_steps),
+        _known(one.lost_steps) + (" or more" if is_least(one) and one.lost_steps is not None else ""),
         _cause(one),
         "-" if one.out_ms is None else span(one.out_ms),
         "-" if one.code is None else str(one.code),
