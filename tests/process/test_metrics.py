@@ -167,7 +167,7 @@ def test_head_has_no_body(port: int) -> None:
 
 
 def test_clients_that_say_nothing_hold_up_others_for_a_bounded_time(port: int) -> None:
-    """2 s each at most; a client that never ends its request is no different."""
+    """Half a second each at most; a client that never ends its request is no different."""
     silent = socket.create_connection(("127.0.0.1", port))
     endless = socket.create_connection(("127.0.0.1", port))
     endless.sendall(b"GET /metrics HTTP/1.1\r\nx: ")
