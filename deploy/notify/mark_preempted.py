@@ -28,6 +28,7 @@ HISTORY_MAX = 100
 
 INTERRUPTED = (75, 76)
 CANCELLED = 143
+CRASHED = "training failed"
 
 
 def state_of(event: dict[str, Any], before: str) -> tuple[str, str] | None:
@@ -36,11 +37,14 @@ def state_of(event: dict[str, Any], before: str) -> tuple[str, str] | None:
     if name == "command_started":
         return "running", f"from step {event['resume_step']}" if event.get("resume_step", -1) >= 0 else "from the beginning"
     if name == "notice":  # Also told again when the cause or the time changes, even after the requeue.
-        return None if before == "preempted" else ("stopping", str(event.get("cause", "")))
+        cause = str(event.get("cause", ""))
+        if cause == CRASHED:
+            return "failed", cause  # It may be requeued for that, and is no preemption all the same.
+        return None if before == "preempted" else ("stopping", cause)
     if name == "notice_over":
         return "running", str(event.get("reason", ""))
     if name == "requeue" and event.get("result") in ("accepted", "already pending"):
-        return "preempted", "requeued"
+        return ("failed", f"{CRASHED}; requeued") if before == "failed" else ("preempted", "requeued")
     if name == "refused":
         return "failed", str(event.get("text", ""))
     if name == "exit":

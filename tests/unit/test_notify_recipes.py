@@ -34,6 +34,7 @@ def marked(directory: Path, *events: dict[str, Any]) -> dict[str, Any]:
 
 STARTED = {"event": "command_started", "resume_step": -1}
 NOTICE = {"event": "notice", "cause": "preempted"}
+CRASH = {"event": "notice", "cause": "training failed"}
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,8 @@ NOTICE = {"event": "notice", "cause": "preempted"}
         ([STARTED, NOTICE, {"event": "requeue", "result": "refused"}, {"event": "exit", "code": 75}], "preempted"),
         ([STARTED, NOTICE, {"event": "requeue", "result": "already pending"}, NOTICE], "preempted"),
         ([STARTED, NOTICE, {"event": "exit", "code": 85}], "preempted"),
+        ([STARTED, CRASH, {"event": "requeue", "result": "refused"}, {"event": "exit", "code": 1}], "failed"),
+        ([STARTED, CRASH, {"event": "requeue", "result": "accepted"}, {"event": "exit", "code": 1}], "failed"),
         ([STARTED, NOTICE, {"event": "exit", "code": 143}], "cancelled"),
         ([STARTED, {"event": "exit", "code": 76}], "preempted"),
         ([STARTED, {"event": "exit", "code": 0}], "finished"),
