@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from ckpt_supervisor.event_names import EVENTS
+from ckpt_supervisor.event_names import EVENTS, UNTOLD
 
 DURATION_MS_MAX = 366 * 86_400_000
 """A longer time is a slip of the pen, and would not fit into the poll's time-out."""
@@ -183,6 +183,8 @@ def events(text: str) -> tuple[str, ...]:
     """Names of the journal's events, apart by commas; none with ""."""
     found = tuple(word for word in (part.strip() for part in text.split(",")) if word)
     for word in found:
+        if word in UNTOLD:
+            raise ValueError(f"{word!r} would be told of by the command that has failed, and so for ever")
         if word not in EVENTS:
             import difflib  # Not before a start without a mistake.
 

@@ -61,8 +61,29 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; its exit status."""
     environ = os.environ
-    _open_streams()
-    words = ctl_usage.hoisted(sys.argv[1:] if argv is None else argv)
+    has_colour = not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+    try:
+        _open_streams()
+        code = _run(ctl_usage.hoisted(sys.argv[1:] if argv is None else argv), environ, has_colour)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # The reader went away (`| head`): that is no fault. Python would complain again when it flushes at exit.
+        _drop_output()
+        return EXIT_OK
+    except KeyboardInterrupt:
+        _end_line(has_colour)
+        return EXIT_INTERRUPTED
+    except OSError as error:
+        if error.filename is not None or error.errno not in UNWRITABLE:
+            raise
+        _drop_output()
+        complain(f"the output cannot be written: {error.strerror}")
+        return EXIT_UNKNOWN
+
+
+def _run(words: list[str], environ: Mapping[str, str], has_colour: bool) -> int:
+    """Read the words and do what they say; the exit status."""
     version = ctl_usage.version_of(words)
     if version:
         out(version)
@@ -72,11 +93,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if problem:
         parser.error(problem)
     arguments, strays = parser.parse_known_args(words)
+    directory = Path(arguments.dir or environ.get("CKPT_SUPERVISE_DIR") or "checkpoints")
     if strays:
-        parser.error(ctl_usage.stray(words[0], strays, commands))
-    arguments.environ, arguments.asked_dir = environ, arguments.dir
-    arguments.dir = Path(arguments.dir or environ.get("CKPT_SUPERVISE_DIR") or "checkpoints")
-    arguments.colour = not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+        parser.error(ctl_usage.stray(words[0], strays, commands, directory))
+    arguments.environ, arguments.asked_dir, arguments.dir = environ, arguments.dir, directory
+    arguments.colour = has_colour
     problem = _take_retention(arguments, environ.get("CKPT_SUPERVISE_KEEP", ""), environ.get("CKPT_SUPERVISE_KEEP_EVERY", ""))
     if problem:
         complain(problem)
@@ -84,22 +105,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     run: Callable[[argparse.Namespace], int] = arguments.run
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")  # A path that is no UTF-8 is printed byte for byte.
+    return run(arguments)
+
+
+def _drop_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _end_line(has_colour: bool) -> None:
+    """After ctrl-C, which may have come in the middle of a coloured line: a terminal would stay as that was."""
     try:
-        code = run(arguments)
+        if has_colour and sys.stdout.isatty():
+            sys.stdout.write("\x1b[0m\n")
         sys.stdout.flush()
-        return code
-    except BrokenPipeError:
-        # The reader went away (`| head`): that is no fault. Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    except OSError as error:
-        if error.filename is not None or error.errno not in UNWRITABLE:
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        complain(f"the output cannot be written: {error.strerror}")
-        return EXIT_UNKNOWN
+    except OSError:  # Nobody reads any more.
+        _drop_output()
 
 
 def _open_streams() -> None:

@@ -56,18 +56,42 @@ def add_log(kinds: Any, common: argparse.ArgumentParser) -> None:
         "log", parents=[common], help="what happened, line by line", epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    log.add_argument("--job", default="", help="only this job; of an array all elements")
-    for name in ("attempt", "rank", "round"):
-        log.add_argument(f"--{name}", type=int, metavar="N", help=f"only this {name}")
-    log.add_argument("--node", default="", metavar="HOST", help="only what this node wrote, or is about its tasks")
+    log.add_argument("--job", help="only this job; of an array all elements; 4711.0 for one step")
+    attempt = "only this attempt: 3, or 3#7 as timeline calls one of several"
+    log.add_argument("--attempt", type=_attempt, metavar="N", help=attempt)
+    for name in ("rank", "round"):
+        log.add_argument(f"--{name}", type=_whole, metavar="N", help=f"only this {name}")
+    log.add_argument("--node", metavar="HOST", help="only what this node wrote, or is about its tasks")
     log.add_argument("--event", action="append", default=[], metavar="NAME", help="only this event (may be repeated)")
     level = "least level (default: info; all with --event)"
-    log.add_argument("--level", choices=LEVELS, help=level)
-    log.add_argument("--since", metavar="TIME", help="from this time on: 2026-01-31T12:00:00 (UTC), or 30m, 2h, 1d ago")
+    log.add_argument("--level", type=_level, choices=LEVELS, help=level)
+    since = "from this time on: 2026-01-31T12:00:00 (UTC), 09:30 (today), or 30m, 2h30m, 1d ago"
+    log.add_argument("--since", metavar="TIME", help=since)
     log.add_argument("--until", metavar="TIME", help="up to this time")
-    log.add_argument("--grep", default="", metavar="TEXT", help="only lines that hold this text, in whatever case")
+    log.add_argument("--grep", metavar="TEXT", help="only lines that hold this text, in whatever case")
     log.add_argument("--follow", "-f", action="store_true", help="go on with lines as they are written, over attempts that come")
     log.set_defaults(run=run)
+
+
+def _whole(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def _attempt(text: str) -> tuple[int, int | None]:
+    """Its number, and its start where that is named."""
+    number, hash_sign, epoch = text.partition("#")
+    try:
+        return _whole(number), _whole(epoch) if hash_sign else None
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no attempt: write 3, or 3#7 as timeline does") from None
+
+
+def _level(text: str) -> str:
+    if text.lower() not in LEVELS:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(LEVELS)}")
+    return text.lower()
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -91,6 +115,10 @@ def _wanted(arguments: argparse.Namespace) -> Wanted | None:
     """What is asked for; None after a complaint."""
     from ckpt_supervisor.view.log import Wanted, read_time
 
+    for name in ("job", "node", "since", "until", "grep", "event"):
+        if getattr(arguments, name) == "" or (name == "event" and "" in arguments.event):
+            complain(f"log: --{name} is empty: is a variable unset?")
+            return None
     now = datetime.now(timezone.utc)
     try:
         since, until = (read_time(text, now) if text else None for text in (arguments.since, arguments.until))
@@ -99,17 +127,26 @@ def _wanted(arguments: argparse.Namespace) -> Wanted | None:
         return None
     # As it is printed: `rank written`.
     event = tuple(name.strip().lower().replace(" ", "_").replace("-", "_") for name in arguments.event)
+    job, step_id = arguments.job or "", ""
+    if "." in job:
+        from ckpt_supervisor import places
+
+        with contextlib.suppress(ValueError):  # Then it is a name that no job has.
+            job, step_id = places.parse_job(job)
+    attempt, epoch = arguments.attempt or (None, None)
     return Wanted(
-        job=arguments.job,
-        attempt=arguments.attempt,
+        job=job,
+        step_id=step_id,
+        attempt=attempt,
+        epoch=epoch,
         rank=arguments.rank,
         round=arguments.round,
-        node=arguments.node,
+        node=arguments.node or "",
         event=event,
         level=arguments.level or ("debug" if event else "info"),
         since=since,
         until=until,
-        grep=arguments.grep,
+        grep=arguments.grep or "",
     )
 
 
@@ -160,7 +197,7 @@ class _Log:
         wanted, found = self._wanted, []
         for file in files:
             self._jobs.add(file.job)
-            if wanted.takes_job(file.job) and wanted.attempt in (None, file.attempt):
+            if wanted.takes_start(file.job, file.step_id, file.attempt, file.epoch):
                 found.append(file)
         return found
 
@@ -270,7 +307,7 @@ class _Log:
         for name, why in sorted(self.seen.unreadable.items())[:NAMES_SHOWN]:
             complain(f"incomplete: {name} cannot be read: {why}")
         if not self._shown:
-            self._nothing(bool(files))
+            self._nothing(len(files))
         if self.seen.unreadable:
             return EXIT_UNKNOWN
         return EXIT_OK if self._shown else EXIT_NOT_FOUND
@@ -291,13 +328,17 @@ class _Log:
                     found.append(f"task {task} of {file.job}/{file.attempt}" + (f" ({host})" if host else ""))
         return found
 
-    def _nothing(self, is_any: bool) -> None:
+    def _nothing(self, many: int) -> None:
         """No line was shown: which word of the question does not fit."""
-        if not is_any:
+        if not many:
             if self._jobs:
                 complain(f"no line matches: there are journals of {_some(sorted(self._jobs))}")
             else:
                 complain(f"no journals in {self._dir}")
+            return
+        counts = [source.counts for source in self.merge.sources.values()]
+        if len(counts) == many and not self.seen.unreadable and not any(count.lines + count.torn for count in counts):
+            complain("the journals are empty")
             return
         names = {name.decode(errors="replace") for name in self.seen.names}
         unknown = [name for name in self._wanted.event if name not in names and name not in EVENTS]
@@ -306,7 +347,7 @@ class _Log:
         for name in unknown:
             known = sorted(names | EVENTS)
             close = difflib.get_close_matches(name, known, NAMES_SHOWN) or [other for other in known if name and name in other]
-            hint = f"; there is {', '.join(close[:NAMES_SHOWN])}" if close else " (docs/journal.md lists all)"
+            hint = f"; did you mean {', '.join(close[:NAMES_SHOWN])}?" if close else " (docs/journal.md lists all)"
             complain(f"no line matches: there is no event {name}{hint}")
 
 

@@ -31,9 +31,11 @@ from ckpt_supervisor.job_standing import GONE, Outside, Standing, end_of, standi
 from ckpt_supervisor.meeting import state_directory
 from ckpt_supervisor.places import Home
 from ckpt_supervisor.view import status as view
-from ckpt_supervisor.view.attempts import Attempt, attempts, jobs
+from ckpt_supervisor.view.attempts import Attempt, Told, jobs, told
 
 ASK_TIMEOUT_S = 8.0
+NOTES_SHOWN = 5
+ELEMENTS_SHOWN = 10
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -44,6 +46,10 @@ class Job(msgspec.Struct, frozen=True):
     outside: Outside
     standing: Standing
     holder: store.Holder | None
+    notes: tuple[str, ...] = ()
+    """What is incomplete."""
+    is_newest_told: bool = True
+    """Nothing newer could not be read."""
 
     @property
     def name(self) -> str:
@@ -65,6 +71,8 @@ def status(arguments: argparse.Namespace) -> int:
             continue
         look = look_of(arguments)
         shown = shown_as(job)
+        if not job.is_newest_told:
+            worst = max(worst, EXIT_UNKNOWN)
         if arguments.json:
             out_json(view.record(shown, look.now))
             continue
@@ -133,7 +141,8 @@ def gathered(arguments: argparse.Namespace, home: Home) -> Job | int:
     if absent is not None:
         return absent
     try:
-        starts = attempts(home.dir, home.job, home.step_id)
+        found = told(home.dir, home.job, home.step_id)
+        starts = found.starts
         holder = store.read_holder(home.dir)
     except OSError as error:
         return could_not_look(home.dir, error)
@@ -141,12 +150,35 @@ def gathered(arguments: argparse.Namespace, home: Home) -> Job | int:
     if is_holder and holder is not None and (not starts or starts[-1].epoch < holder.epoch):
         # It has just started, or its journal cannot be written.
         starts.append(Attempt(holder.epoch, holder.job, holder.attempt, holder.step_id, host=holder.host, pid=holder.pid))
+        found = found._replace(is_newest_told=True)
     if not starts:
-        complain(f"{home.dir} has no journal of job {home.job}" + (f" step {home.step_id}" if home.step_id else ""))
-        return EXIT_NOT_FOUND
+        return _none(home, found)
     last = starts[-1]
     outside = _outside(arguments, home, last, holder)
-    return Job(Home(home.job, home.step_id or last.step_id, home.dir), starts, outside, standing(last, outside), holder)
+    return Job(
+        Home(home.job, home.step_id or last.step_id, home.dir), starts, outside, standing(last, outside), holder,
+        tuple(found.notes), found.is_newest_told,
+    )  # fmt: skip
+
+
+def _none(home: Home, found: Told) -> int:
+    """Say why no start of it is known; the exit status."""
+    for note in found.notes[:NOTES_SHOWN]:
+        complain(note)
+    if found.notes:
+        return EXIT_UNKNOWN
+    try:
+        elements = [job for job in jobs(home.dir) if job.startswith(f"{home.job}_")] if home.job.isdecimal() else []
+    except OSError as error:
+        return could_not_look(home.dir, error)
+    if elements:
+        elements.sort(key=lambda name: (len(name), name))
+        more = len(elements) - ELEMENTS_SHOWN
+        named = ", ".join(elements[:ELEMENTS_SHOWN]) + (f" and {more} more" if more > 0 else "")
+        complain(f"job {home.job} is an array: say one of its elements: {named}")
+        return EXIT_USAGE
+    complain(f"{home.dir} has no journal of job {home.job}" + (f" step {home.step_id}" if home.step_id else ""))
+    return EXIT_NOT_FOUND
 
 
 def _outside(arguments: argparse.Namespace, home: Home, last: Attempt, holder: store.Holder | None) -> Outside:
@@ -197,6 +229,7 @@ def shown_as(job: Job) -> view.Status:
         end=None if end_s is None else _instant(end_s),
         slurm=job.outside.slurm,
         lives=last.code is None and job.standing.listens,
+        notes=job.notes,
     )
 
 

@@ -15,6 +15,7 @@ from ckpt_supervisor import store
 from ckpt_supervisor.ctl_words import (
     EXIT_NOT_FOUND,
     EXIT_OK,
+    columns_given,
     complain,
     could_not_look,
     out,
@@ -96,7 +97,7 @@ def looks_of(arguments: argparse.Namespace) -> Looks:
     from ckpt_supervisor.view.timeline import WIDTH_DEFAULT, WIDTH_MAX, Looks
 
     is_terminal = sys.stdout.isatty()
-    width = width_of(sys.stdout.fileno()) if is_terminal else WIDTH_DEFAULT
+    width = width_of(sys.stdout.fileno()) if is_terminal or columns_given() else WIDTH_DEFAULT
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")
     return Looks(min(width, WIDTH_MAX), is_terminal and arguments.colour, unicode)
 

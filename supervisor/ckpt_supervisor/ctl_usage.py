@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from ckpt_supervisor.ctl_words import EXIT_USAGE
@@ -97,8 +98,8 @@ def version_of(words: Sequence[str]) -> str:
     return f"ckptctl {version('ckpt-supervise')}"
 
 
-def stray(command: str, words: Sequence[str], parsers: Mapping[str, argparse.ArgumentParser]) -> str:
-    """What to say of words that a command has no use for."""
+def stray(command: str, words: Sequence[str], parsers: Mapping[str, argparse.ArgumentParser], directory: Path) -> str:
+    """What to say of words that a command has no use for. `directory`: where journals may tell whether one is a job's name."""
     options = re.findall(r"(?<![\w-])--[a-z][a-z-]*", parsers[command].format_usage()) if command in parsers else []
     word = words[0]
     see = f"see ckptctl {command} --help"
@@ -108,11 +109,20 @@ def stray(command: str, words: Sequence[str], parsers: Mapping[str, argparse.Arg
     option = ""
     if "--script" in options and word.endswith(SCRIPTS):
         option = "--script"
-    elif "--job" in options and word.split("_")[0].split(".")[0].isdecimal():
+    elif "--job" in options and (word.split("_")[0].split(".")[0].isdecimal() or _has_journal(directory, word)):
         option = "--job"
     elif "--dir" in options and not word.isdecimal():
         option = "--dir"
     return f"{command}: what is {word!r}?" + (f" Did you mean {option} {word}?" if option else f" {see}")
+
+
+def _has_journal(directory: Path, job: str) -> bool:
+    from ckpt_supervisor.view.reading import files
+
+    try:
+        return any(file.job == job for file in files(directory))
+    except OSError:
+        return False
 
 
 def meant(word: str, known: Iterable[str]) -> str:

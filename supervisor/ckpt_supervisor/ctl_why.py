@@ -6,10 +6,11 @@ Owns its command line, and who is asked besides the journals: the job's output a
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ckpt_supervisor.ctl_words import EXIT_NOT_FOUND, EXIT_OK, EXIT_UNKNOWN, complain, out, out_json, width_of
+from ckpt_supervisor.ctl_words import EXIT_NOT_FOUND, EXIT_OK, EXIT_UNKNOWN, columns_given, complain, out, out_json, width_of
 
 if TYPE_CHECKING:
     from ckpt_supervisor.view.facts import Run
@@ -101,17 +102,24 @@ def _tell(arguments: argparse.Namespace, told: Run) -> int:
         known = ", ".join(label(each, told) for each in told.attempts[-10:])
         complain(f"why: there is no attempt {arguments.attempt} of job {told.attempts[-1].job}: its newest are {known}")
         return EXIT_NOT_FOUND
+    others = why.others(told, arguments.attempt, one)
+    if others:
+        complain(f"why: {others}")
     said, problem = why.Said(), ""
     if not arguments.no_slurm:
         from ckpt_supervisor import slurm_words
 
-        said, problem = slurm_words.said_of(one, one is told.attempts[-1], arguments.output, arguments.environ)
-    if problem:
-        complain(f"why: {problem}")
+        until_ns = slurm_words.until_of(one, told)
+        said, problem = slurm_words.said_of(one, until_ns, arguments.output, arguments.environ)
+        if problem and not os.path.lexists(arguments.output):
+            problem = f"there is no file {arguments.output}"
+    for words in (problem, said.note):
+        if words:
+            complain(f"why: {words}")
     if arguments.json:
         out_json(why.record(one, told, said))
     else:
-        width = width_of(sys.stdout.fileno()) if sys.stdout.isatty() else None
+        width = width_of(sys.stdout.fileno()) if sys.stdout.isatty() or columns_given() else None
         for line in why.lines(one, told, said, width):
             out(line)
     return EXIT_UNKNOWN if problem else EXIT_OK

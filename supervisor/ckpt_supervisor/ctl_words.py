@@ -144,17 +144,25 @@ def look_of(arguments: argparse.Namespace) -> Look:
     from ckpt_supervisor.view.checkpoints import Look
 
     is_terminal = sys.stdout.isatty()
-    width = width_of(sys.stdout.fileno()) if is_terminal else None
+    width = width_of(sys.stdout.fileno()) if is_terminal or columns_given() else None
     return Look(width, is_terminal and arguments.colour, datetime.now(timezone.utc))
 
 
 def width_of(fd: int) -> int:
-    """Columns of a terminal; 80 if it does not say."""
+    """Columns of a terminal, or as many as COLUMNS says; 80 if neither does."""
+    columns = columns_given()
     try:
-        columns = os.get_terminal_size(fd).columns
+        columns = columns or os.get_terminal_size(fd).columns
     except OSError:
         columns = 0
     return max(WIDTH_MIN, columns or 80)
+
+
+def columns_given() -> int:
+    """What COLUMNS says, 0 where it says nothing and standard output is no terminal."""
+    import shutil
+
+    return shutil.get_terminal_size((0, 0)).columns
 
 
 def bar_of(name: str) -> Bar:

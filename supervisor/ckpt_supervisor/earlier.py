@@ -9,10 +9,12 @@ this module knows.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -154,14 +156,17 @@ def journals(directory: Path) -> list[tuple[int, str, Path]]:
 
 
 def _tail(path: Path) -> list[dict[str, Any]]:
-    with path.open("rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-        return list(_decoded(file.read(TAIL_BYTES)))
+    try:
+        with _opened(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            return list(_decoded(file.read(TAIL_BYTES)))
+    except OSError:
+        return []
 
 
 def read(path: Path) -> tuple[list[dict[str, Any]], bool]:
     """Head and tail of a journal, and whether that is all of it. Raises OSError."""
-    with path.open("rb") as file:
+    with _opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         head = file.read(HEAD_BYTES)
         rest = max(len(head), size - TAIL_BYTES)
@@ -169,6 +174,15 @@ def read(path: Path) -> tuple[list[dict[str, Any]], bool]:
         tail = file.read(TAIL_BYTES)
     is_whole = rest == len(head)
     return list(_decoded(head + tail if is_whole else head + b"\n" + tail)), is_whole
+
+
+def _opened(path: Path) -> BinaryIO:
+    """A regular file; a pipe, or a link to something that never answers, would hold the start up. Raises OSError."""
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return file
 
 
 def _decoded(data: bytes) -> Iterator[dict[str, Any]]:

@@ -22,6 +22,9 @@ EVENTS = frozenset({
     "task_joined", "task_refused", "tasks_stay", "terminated", "termination_completed", "verified", "warning",
 })  # fmt: skip
 
+UNTOLD = frozenset({"event_command_failed", "event_command_dropped"})
+"""What --on-event is never told of: it would tell of itself for ever."""
+
 TOLD = (
     "command_started", "command_not_started", "command_exited", "notice", "notice_over", "commit", "leaving", "requeue",
     "resubmit", "stalled", "hang_suspected", "oom_kill", "refused", "exit",

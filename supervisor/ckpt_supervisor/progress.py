@@ -65,7 +65,7 @@ class Progress:
         if before is not None and who.generation > before.generation:
             # Started anew by its launcher, and all others with it, perhaps as fewer ones.
             self._ranks = {number: one for number, one in self._ranks.items() if one.generation >= who.generation}
-            before = None
+            before = self._told = None
         if before is None or step >= before.step:
             self._ranks[who.rank] = Heard(step, now_ms, who.generation, word.phase if isinstance(word, wire.Progress) else "")
         if self._told is None or now_ms - self._told_ms >= EVERY_MS:

@@ -1,7 +1,8 @@
 """The HTTP port of --metrics-port: answers `GET /metrics` on this host's loopback, one connection after the other.
 
-Owns the socket, the thread and their bounds. Must not be reachable from another host, and must not be what anything waits for: a
-client has half a second for all of its request and answer, so that a queue full of silent ones passes within what Prometheus waits.
+Owns the socket, the thread and their bounds. Must not be reachable from another host, and must not be what anything waits for:
+a client has half a second for all of its request and answer, so that a queue full of silent ones passes within what Prometheus
+waits.
 """
 
 from __future__ import annotations

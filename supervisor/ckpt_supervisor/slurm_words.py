@@ -11,11 +11,12 @@ import re
 import shutil
 import stat
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from ckpt_supervisor.core.views import NoView
 from ckpt_supervisor.slurm import Scontrol, locate
-from ckpt_supervisor.view.facts import Attempt
+from ckpt_supervisor.view.facts import Attempt, Run
 from ckpt_supervisor.view.why import Said
 
 TAIL_BYTES = 1_048_576
@@ -50,18 +51,33 @@ _CAUSES = (
 _CANCELLED = re.compile(r"slurmstepd\S* error: \*\*\* JOB \d+ ON \S+ CANCELLED AT \S+ \*\*\*")
 """A job that is ended for no other reason than a scancel; steps get such a line for a signal too."""
 
+_ID = re.compile(r"\*\*\* (?:JOB|STEP) (\d+)|StepId=(\d+)")
+_AT = re.compile(r" AT (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
+_OF_A_REQUEUE = "DUE TO JOB REQUEUE"
+ZONES_S = 15 * 3_600
+"""Slurm writes its node's own time without its zone, and this may be read in another one."""
+
 _OURS = "ckpt-supervise: "
 _START = "ckpt-supervise: resuming from "
 _STDOUT = re.compile(r"^   StdOut=(/.*)$", re.MULTILINE)
 _EPOCH_S = re.compile(r"\d{9,11}")
 
 
-def said_of(one: Attempt, is_newest: bool, output: str, env: Mapping[str, str]) -> tuple[Said, str]:
-    """What there is about this attempt, and what went wrong while looking for it ("" for nothing)."""
-    found, problem = _from_output(one, is_newest, output, env)
+def until_of(one: Attempt, run: Run) -> int | None:
+    """When the next start began: what Slurm says later is not about this one. None for the newest one, 0 if it is not known."""
+    later = run.attempts[run.attempts.index(one) + 1 :]
+    return next((each.began_ns for each in later if each.began_ns is not None), 0) if later else None
+
+
+def said_of(one: Attempt, until_ns: int | None, output: str, env: Mapping[str, str]) -> tuple[Said, str]:
+    """What there is about this attempt, and what went wrong while looking for it ("" for nothing). `until_ns`: see until_of."""
+    found, problem = _from_output(one, until_ns, output, env)
+    note = f"no words about this attempt in {output}" if output and not problem and not found else ""
+    if one.requeue == "accepted":
+        found = tuple(line for line in found if _OF_A_REQUEUE not in line)  # It says what was asked of it.
     record = _by_sacct(one, env)
     lines = (*found, *([record] if record else []))
-    return Said(lines, cause_of(lines)), problem
+    return Said(lines, cause_of(lines), note=note), problem
 
 
 def cause_of(lines: Sequence[str]) -> str:
@@ -75,7 +91,7 @@ def cause_of(lines: Sequence[str]) -> str:
     return ""
 
 
-def _from_output(one: Attempt, is_newest: bool, output: str, env: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
+def _from_output(one: Attempt, until_ns: int | None, output: str, env: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
     path = output or _stdout_of(one.job, env)
     if not path:
         return (), ""
@@ -84,7 +100,7 @@ def _from_output(one: Attempt, is_newest: bool, output: str, env: Mapping[str, s
     except OSError as error:
         # A path that scontrol gave may be on another machine: no word of it. One that was given is to be there.
         return (), f"{path} cannot be read: {error.strerror or error}" if output else ""
-    lines = own_lines(text, one, is_newest)
+    lines = own_lines(text, one, until_ns)
     return tuple(lines), ""
 
 
@@ -105,19 +121,58 @@ def tail(path: Path) -> str:
     return data.decode("utf-8", "replace")
 
 
-def own_lines(text: str, one: Attempt, is_newest: bool) -> list[str]:
+def own_lines(text: str, one: Attempt, until_ns: int | None = None) -> list[str]:
     """Slurm's own lines about this attempt, the last ones, also where several attempts have written into one file.
 
-    They stand between its start and the first line of the next supervisor; its last line says where that is.
+    They stand between its start and the first line of the next supervisor; its last line says where that is. Without such a line
+    their own times say it, where they lie between its begin and the next one's.
     """
     lines = text.splitlines()
     ends = [place for place, line in enumerate(lines) if one.line and line == f"{_OURS}{one.line}"]
-    if not ends and not is_newest:
-        return []
+    if not ends and until_ns is not None:
+        return [line[:LINE_CHARS_MAX] for line in _by_time(lines, one, until_ns)][-LINES_MAX:]
     end = ends[-1] if ends else len(lines)
     since = max((place for place in range(min(end, len(lines))) if lines[place].startswith(_START)), default=0)
     until = next((place for place in range(end + 1, len(lines)) if lines[place].startswith(_OURS)), len(lines))
-    return [line[:LINE_CHARS_MAX] for line in lines[since:until] if is_slurms(line)][-LINES_MAX:]
+    found = (line for line in lines[since:until] if is_slurms(line) and _can_be_of(line, one, until_ns))
+    return [line[:LINE_CHARS_MAX] for line in found][-LINES_MAX:]
+
+
+def _by_time(lines: Sequence[str], one: Attempt, until_ns: int) -> list[str]:
+    """Slurm's lines from this attempt's begin to the next one's, with those that follow them at once and tell no time."""
+    if one.began_ns is None or not until_ns:
+        return []
+    found, is_near = [], False
+    for line in lines:
+        at_s = at_of(line)
+        if at_s is not None:
+            is_near = one.began_ns / 1e9 <= at_s <= until_ns / 1e9 and _can_be_of(line, one, until_ns)
+        elif not is_slurms(line):
+            is_near = False
+        if is_near and is_slurms(line):
+            found.append(line)
+    return found
+
+
+def at_of(line: str) -> float | None:
+    """The time that slurmstepd gives, as this machine's own; None where the line gives none."""
+    found = _AT.search(line) if is_slurms(line) else None
+    try:
+        return None if found is None else datetime.fromisoformat(found[1]).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _can_be_of(line: str, one: Attempt, until_ns: int | None) -> bool:
+    """Neither of another job, nor of another day. The parts of an array or a group have numbers that are not compared."""
+    named = _ID.search(line)
+    if named is not None and one.job.isdecimal() and one.job != (named[1] or named[2]):
+        return False
+    at_s = at_of(line)
+    if at_s is None or one.began_ns is None:
+        return True
+    last_ns = max(one.ended_ns or one.began_ns, until_ns or 0)
+    return one.began_ns / 1e9 - ZONES_S <= at_s <= last_ns / 1e9 + ZONES_S
 
 
 def is_slurms(line: str) -> bool:

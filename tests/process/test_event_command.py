@@ -156,7 +156,7 @@ def test_a_broadcast_to_the_step_does_not_end_it_and_its_own_signals_work(stage:
     assert stage.run("kill -ALRM $$; exit 0") == "it ended with 142"
     assert stage.run('true; grep -E "Sig(Blk|Ign)" /proc/self/status > "$OUT/mask"; true') == ""
     blocked, ignored = (int(line.split()[1], 16) for line in stage.text("mask").splitlines())
-    deaf = {number for number in range(1, 65) if (blocked | ignored) >> (number - 1) & 1}
+    deaf = {number for number in range(1, 65) if (blocked | ignored) >> (number - 1) & 1} - {32, 33}  # The C library's own.
     assert deaf == {int(number) for number in {*SHIELDED, signal.SIGRTMIN + 3}}
 
 

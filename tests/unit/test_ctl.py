@@ -224,6 +224,21 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path, count: int) -> None
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.parametrize(
+    ("to", "status", "said"),
+    [(">&-", 0, ""), ("> /dev/full", 3, "ckptctl: the output cannot be written: No space left on device\n")],
+    ids=["closed", "full"],
+)
+@pytest.mark.parametrize("command", ["log", "ls"])
+def test_an_output_that_is_closed_or_full_is_no_traceback(tmp_path: Path, command: str, to: str, status: int, said: str) -> None:
+    """`ckptctl log >&-` as a daemon may have it, and a disk without room, which is not "nothing found"."""
+    write_journal(tmp_path, "77-0-0-1-0.jsonl", *(journal_line("signal", n) for n in range(3)))
+    committed(tmp_path, 5)
+    line = f'"{sys.executable}" -m ckpt_supervisor.ctl {command} --dir "{tmp_path}" {to}'
+    done = subprocess.run(["sh", "-c", line], capture_output=True, timeout=60, check=False, text=True)
+    assert (done.returncode, done.stderr) == (status, said)
+
+
 def test_the_keys_of_the_json_are_those_of_the_document(call: Any, tmp_path: Path) -> None:
     """docs/store.md names each command's keys, in their order; a script can rely on them."""
     text = (Path(__file__).resolve().parents[2] / "docs" / "store.md").read_text()

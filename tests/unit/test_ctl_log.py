@@ -64,8 +64,8 @@ def run_of_all_causes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--event", "comit"], "no line matches: there is no event comit; there is commit"),
-        (["--event", "rank"], "no line matches: there is no event rank; there is rank_"),
+        (["--event", "comit"], "no line matches: there is no event comit; did you mean commit?"),
+        (["--event", "rank"], "no line matches: there is no event rank; did you mean rank_"),
         (["--event", "zzz"], "no line matches: there is no event zzz (docs/journal.md lists all)"),
         (["--event", "oom_kill"], "no line matches"),
         (["--rank", "99"], "no line matches"),

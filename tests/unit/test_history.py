@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ckpt_supervisor import history
+from ckpt_supervisor import earlier, history
 from ckpt_supervisor.core.history import NONE, History
 
 from tests.support.ctl_stage import committed
@@ -330,3 +331,13 @@ def test_a_broken_journal_says_nothing(tmp_path: Path, content: bytes) -> None:
     write(tmp_path, 2, []).write_bytes(content)
     found = history.read(tmp_path, JOB, 3)
     assert (found.crashes, found.stalled, found.saves_ms) == (1, 1, ())
+
+
+def test_a_pipe_or_a_link_in_place_of_a_journal_holds_no_start_up(tmp_path: Path) -> None:
+    """It says nothing, as one that cannot be read."""
+    write(tmp_path, 1, [*started(), *crashed(9_000)])
+    place = tmp_path / "journal"
+    os.mkfifo(place / "77-0-0-2-0.jsonl")
+    (place / "77-0-0-3-0.jsonl").symlink_to(next(place.glob("77-*-1-0.jsonl")))
+    assert history.read(tmp_path, JOB, 9).crashes == 1
+    assert earlier.last_failure(tmp_path, JOB, 9) == ""

@@ -126,6 +126,15 @@ def test_a_launchers_own_restart_forgets_the_ranks_before() -> None:
     assert stage.steps == [50, 20]
 
 
+def test_the_time_of_a_step_does_not_span_a_launchers_restart() -> None:
+    """From 50 back to 40 and on to 60 are 20 steps, not 10: nothing is told of how long each took."""
+    stage = Stage()
+    stage.at(50)
+    stage.at(60, generation=1, after_ms=4 * EVERY_MS)
+    stage.at(80, generation=1, after_ms=EVERY_MS)
+    assert [line["per_step_ms"] for line in stage.lines] == [None, None, 500.0]
+
+
 def test_it_wakes_the_loop_for_nothing() -> None:
     """Words do that anyway."""
     stage = Stage()

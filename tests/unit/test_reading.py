@@ -230,3 +230,11 @@ def test_made_journals_are_what_they_say(tmp_path: Path) -> None:
     assert (counts.damaged, counts.torn) == (0, 1)  # The one that was lost while it wrote.
     assert [one.cause for one in told] == [*many_lines.CAUSES, "finished"]
     assert all(one.lost_steps == one.reached - max(0, one.kept) >= 0 for one in told)
+
+
+@pytest.mark.parametrize("odd", ["NaN", "Infinity", "-Infinity", "1e400", "-1e999"])
+def test_a_number_that_json_does_not_have_is_damage(odd: str) -> None:
+    """Python would read it, and write it again: no other reader of `log --json` takes such a line."""
+    assert parse(f'{{"event":"exit","code":{odd}}}'.encode()) is None
+    assert parse(f'{{"event":"exit","code":{odd},"path":"\\ud800"}}'.encode()) is None
+    assert parse(b'{"event":"exit","code":1.5,"path":"\\ud800"}') is not None

@@ -62,6 +62,16 @@ def test_steps_after_a_launchers_restart_are_counted_from_the_checkpoint_on(tmp_
     assert (one.reached, one.kept, one.lost_steps) == (60, 60, 30)
 
 
+def test_ranks_that_a_launcher_has_ended_have_not_finished_though_they_say_so(tmp_path: Path) -> None:
+    """One is killed, the other is sent SIGTERM and leaves by sys.exit; what both had done is lost."""
+    start = Start(tmp_path).begin(0, ranks=2).save(51, 1, 50, ranks=2).say(80, "progress", "debug", step=77, ahead=77)
+    start.say(80, "rank_gone", "warning", rank=1, rank_pid=5001, how="killed").say(81, "rank_finished", rank=0)
+    start.say(82, "rank_gone", rank=0, rank_pid=5000, how="its process has ended")
+    hello(start, 90, 1, ranks=2).save(141, 2, 100, ranks=2).ended(150, 0)
+    one = told(tmp_path)
+    assert (one.lost_steps, is_least(one), one.restarts) == (27, True, 1)
+
+
 def test_a_late_rank_of_the_same_start_is_no_restart(tmp_path: Path) -> None:
     """Ranks attach one after the other, and one that is gone does not make the others begin anew."""
     start = Start(tmp_path).begin(0, ranks=2).say(5, "rank_gone", "warning", rank=1, rank_pid=5001, how="killed")
@@ -142,3 +152,10 @@ def test_why_tells_of_a_next_start_that_did_not_go_on_from_what_stands(tmp_path:
     lost = dict(why.facts(run.attempts[0], run, why.Said()))["lost"]
     assert lost.startswith("60 steps")
     assert lost.endswith("(it had come to step 90); step 90 stands, but the next start went on from step 30")
+
+
+def test_a_next_start_that_does_not_say_where_it_went_on_is_none_from_scratch(tmp_path: Path) -> None:
+    """Its line was cut, as that of a command that is too long for a line."""
+    preempted(tmp_path)
+    Start(tmp_path, 2, 1).say(200, "command_started", command=[], cut=True).ended(260, 0)
+    assert story.read(tmp_path, now_ns=NOW_NS).attempts[0].lost_steps == 0

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 from ckpt_supervisor import ctl, slurm_words
 from ckpt_supervisor.view import why
@@ -119,7 +121,7 @@ def test_lines_fit_the_terminal_and_hold_nothing_that_it_obeys(tmp_path: Path, w
     lines = why.lines(run.attempts[0], run, why.Said((nasty,)), width)
     assert max(map(len, lines)) <= width
     assert all(line.isprintable() for line in lines)
-    assert len(lines) < 40
+    assert len(lines) < 240
 
 
 # Slurm's words
@@ -146,11 +148,94 @@ def two(directory: Path) -> Run:
 
 def test_slurms_lines_go_to_the_attempt_that_they_are_about(tmp_path: Path) -> None:
     """One file of two attempts. A line that only looks like it, in the middle of a user's own, is none."""
-    first, second = two(tmp_path).attempts
-    assert slurm_words.own_lines(OUTPUT, first, False) == [OUTPUT.splitlines()[2]]
-    assert slurm_words.own_lines(OUTPUT, second, True) == OUTPUT.splitlines()[5:7]
-    assert slurm_words.own_lines(OUTPUT, second, False) == [], "it has no last word by which its place could be known"
-    assert slurm_words.own_lines("", second, True) == []
+    run = two(tmp_path)
+    first, second = run.attempts
+    assert [slurm_words.until_of(one, run) for one in run.attempts] == [second.began_ns, None]
+    assert slurm_words.own_lines(OUTPUT, first, second.began_ns) == [OUTPUT.splitlines()[2]]
+    assert slurm_words.own_lines(OUTPUT, second) == OUTPUT.splitlines()[5:7]
+    assert slurm_words.own_lines(OUTPUT, second, 0) == [], "nothing tells its place"
+    assert slurm_words.own_lines("", second) == []
+
+
+def stamped(words: str, at_s: float) -> str:
+    """A line of slurmstepd, as its node's clock has it."""
+    when = datetime.fromtimestamp(BEGIN_S + at_s).isoformat()  # noqa: DTZ006 - Slurm writes it without its zone
+    return f"slurmstepd-n1: error: *** {words} ON n1 CANCELLED AT {when} DUE TO NODE FAILURE ***"
+
+
+def test_slurms_line_of_a_lost_start_between_others_is_known_by_its_time(tmp_path: Path) -> None:
+    """It has no last word; the line lies between its begin and the next one's. What srun says right after it belongs to it."""
+    two(tmp_path)
+    Start(tmp_path, 3, 2).begin(5_000, 90).ended(5_060, 0)
+    run = told(tmp_path)
+    mine = [stamped("JOB 4711", 300), "srun: error: n1: task 0: Killed"]
+    text = "\n".join(["ready", stamped("JOB 4711", 90), "ready", *mine, "ckpt-supervise: resuming from step 90", "ready"])
+    assert slurm_words.own_lines(text, run.attempts[1], slurm_words.until_of(run.attempts[1], run)) == mine
+
+
+def test_slurms_line_about_another_job_or_from_another_day_is_no_cause(tmp_path: Path) -> None:
+    """One file that several jobs have written to. An element of an array has a number that the journal does not know."""
+    _, second = two(tmp_path).attempts
+    others = [stamped("JOB 999", 300), stamped("STEP 999.0", 300), stamped("JOB 4711", 3 * 86_400)]
+    others.append("slurmstepd: error: Detected 1 oom_kill event in StepId=999.0. Some of the step tasks have been OOM Killed.")
+    assert slurm_words.own_lines("\n".join(others), second) == []
+    element = msgspec.structs.replace(second, job="100_3")
+    assert slurm_words.own_lines("\n".join(others), element) == [others[0], others[1], others[3]]
+
+
+def test_an_output_without_a_word_about_the_attempt_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only if it was named. A requeue that we had asked for is a word, and needs no mention."""
+    two(tmp_path)
+    (tmp_path / "none.txt").write_text("ready\n")
+    (tmp_path / "out.txt").write_text(OUTPUT)
+    words = ["why", "--dir", str(tmp_path), "--attempt", "0", "--json", "--output"]
+    assert ctl.main([*words, str(tmp_path / "none.txt")]) == 0
+    assert f"no words about this attempt in {tmp_path / 'none.txt'}" in capsys.readouterr().err
+    assert ctl.main([*words, str(tmp_path / "out.txt")]) == 0
+    said = capsys.readouterr()
+    assert (said.err, json.loads(said.out)["slurm"]) == ("", [])
+
+
+def test_a_number_that_several_attempts_have_takes_the_last_interruption_and_names_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without Slurm every start is attempt 0; the advice names what `ckptctl log` understands."""
+    for epoch in (1, 2):
+        WAYS["hung"][0](
+            Start(tmp_path, epoch, step_id="local", job="local-pc").begin(1_000 * epoch).save(1_000 * epoch + 51, 1, 50)
+        )
+    Start(tmp_path, 3, step_id="local", job="local-pc").begin(4_000, 50).ended(4_060, 0)
+    words = ["why", "--dir", str(tmp_path), "--no-slurm", "--attempt"]
+    assert ctl.main([*words, "0"]) == 0
+    said = capsys.readouterr()
+    assert said.err == "ckptctl: why: --attempt 0 is 0#1, 0#2, 0#3: this is 0#2; for another one say --attempt 0#3\n"
+    assert "attempt 0#2: training hung" in said.out
+    assert "--event hang_suspected --attempt 0#2" in said.out
+    assert ctl.main([*words, "0#1"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_narrow_terminal_cuts_nothing_of_what_is_told(tmp_path: Path) -> None:
+    """Sentences are wrapped, however many lines that takes."""
+    WAYS["stale"][0](Start(tmp_path).begin(0).save(51, 1, 50))
+    run = told(tmp_path)
+    wide, narrow = (why.lines(run.attempts[0], run, why.Said(), width) for width in (None, 40))
+    assert "".join("".join(narrow).split()) == "".join("".join(wide).split())
+    assert max(map(len, narrow)) <= 40
+
+
+def test_a_hang_is_told_once_and_a_person_by_name(tmp_path: Path) -> None:
+    """Not under decided and under late; who asked is no notice; what was started again need not come back."""
+    start = Start(tmp_path).begin(0).save(51, 1, 50)
+    start.say(80, "stalled", "warning", ranks=[0], kind="x", text="rank 0 stands still")
+    start.notice(80, "training hung", "hang").leave(81, "stale", 76, line="rank 0 stands still; step 50 is committed")
+    asked = Start(tmp_path, 2, 1).begin(200, 50).notice(260, "asked to leave", "root").save(260, 1, 100, "save and leave")
+    asked.leave(263, "fresh", 75)
+    Start(tmp_path, 3, 2).begin(300, 100).ended(360, 0)
+    run = told(tmp_path)
+    assert told_of(run, "0")["late"] == "no save ran"
+    assert told_of(run, "1")["notice"].startswith("asked by root at ")
+    assert told_of(run, "1")["change"] == "nothing: a person ended it, and it was started again"
 
 
 @pytest.mark.parametrize(
@@ -207,7 +292,7 @@ def test_an_output_that_cannot_be_read_is_said_and_the_rest_is_told(tmp_path: Pa
     for name in ("none", "journal", "pipe"):
         assert ctl.main(["why", "--dir", str(tmp_path), "--output", str(tmp_path / name)]) == 3
         said = capsys.readouterr()
-        assert "cannot be read" in said.err
+        assert ("there is no file" if name == "none" else "cannot be read") in said.err
         assert "lost without a word" in said.out
 
 
@@ -261,10 +346,10 @@ def test_a_scontrol_and_a_sacct_that_fail_or_lie_are_passed_over(tmp_path: Path)
         (tools / name).write_text(f"#!/bin/sh\n{script}\n")
         (tools / name).chmod(0o755)
     env = {"PATH": f"{tools}:/usr/bin:/bin"}
-    assert slurm_words.said_of(second, True, "", env) == (why.Said(), "")
+    assert slurm_words.said_of(second, None, "", env) == (why.Said(), "")
     (tmp_path / "out.txt").write_text(OUTPUT)
     (tools / "scontrol").write_text(f"#!/bin/sh\necho 'JobId=4711 JobName=x'\necho '   StdOut={tmp_path}/out.txt'\n")
-    said, problem = slurm_words.said_of(second, True, "", env)
+    said, problem = slurm_words.said_of(second, None, "", env)
     assert (said.cause, problem) == ("node failure", "")
 
 

@@ -14,15 +14,24 @@ NOTHING = "nothing: the save was committed in time"
 OFTEN_SHARE = 0.02
 """Losing less than this share of an attempt is no reason to save more often."""
 
+_NAMED = "--attempt NAME"
+"""Where an attempt is to be named: by its number, or by more where several have it."""
+
 _LIMIT = ("end of the time limit ahead", "time limit reached")
 
 
-def advice(one: Attempt, slurm_cause: str = "") -> str:
-    """What to change. `slurm_cause`: what Slurm says of an end that the journal does not tell."""
-    cause = slurm_cause if one.cause in causes.UNTOLD and slurm_cause not in ("", "requeued") else one.cause
+def advice(one: Attempt, slurm_cause: str = "", name: str = "") -> str:
+    """What to change. `slurm_cause`: what Slurm says of an end that the journal does not tell; `name`: what --attempt takes."""
+    if not one.is_told and one.cause == causes.NOT_KNOWN:
+        return f"look for the journal of task 0 ({_file_of(one)}): without it nobody can say what happened"
+    cause = slurm_cause if causes.is_untold(one) and slurm_cause not in ("", "requeued") else one.cause
     known = _BY_CAUSE.get(cause)
     said = known(one) if known is not None else _interrupted(one)
-    return said + _requeue(one)
+    return said.replace(_NAMED, f"--attempt {name or one.attempt}") + _requeue(one)
+
+
+def _file_of(one: Attempt) -> str:
+    return f"{one.job}-{one.attempt}-{one.step_id}-{one.epoch}-0.jsonl"
 
 
 def _interrupted(one: Attempt) -> str:
@@ -44,7 +53,7 @@ def _interrupted(one: Attempt) -> str:
     late = [word.rank for round_ in one.rounds[-1:] for word in round_.words if word.problem]
     if late:
         named = ", ".join(str(rank) for rank in late[:3])
-        return f"look at what rank {named} did (ckptctl log --rank {late[0]} --attempt {one.attempt}); {_more_time(one)}"
+        return f"look at what rank {named} did (ckptctl log --rank {late[0]} {_NAMED}); {_more_time(one)}"
     return f"{_more_time(one)}, or save more often ({_every(one)})"
 
 
@@ -69,7 +78,7 @@ def _often(one: Attempt) -> str:
     if one.kept is None or one.kept <= max(0, one.resume_step):
         return f"have it save more often ({_every(one)}): it had committed nothing"
     if one.lost_ms is not None and one.lost_ms > OFTEN_SHARE * max(1, allocated(one)):
-        return f"save more often ({_every(one)}): {span_text(one.lost_ms)} of training was lost"
+        return f"save more often ({_every(one)}): {span_text(one.lost_ms)} of time was lost"
     return ""
 
 
@@ -87,8 +96,8 @@ def _failed(one: Attempt) -> str:
     return f"{first}{'; ' + often if often else ''}; --restarts N starts it again in place, --max-crashes N has the job requeued"
 
 
-def _hung(one: Attempt) -> str:
-    return f"see where its threads stood: ckptctl log --event stack --event hang_suspected --attempt {one.attempt}"
+def _hung(_: Attempt) -> str:
+    return f"see where its threads stood: ckptctl log --event stack --event hang_suspected {_NAMED}"
 
 
 def _memory(one: Attempt) -> str:

@@ -2,7 +2,7 @@
 
 Owns the reading of task 0's journals for people. Must not decide anything, nor ask anybody else: whether a start that has written
 no last word is alive is not known here. Reads the head and the tail of the newest few journals; a damaged line is passed over,
-and what is not written down is not known.
+and what is not written down is not known. What could not be read, or is not whole, is told beside the starts.
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from ckpt_supervisor import store
-from ckpt_supervisor.view.log import moment, parse
-
-NAME_PARTS = 5
-"""A journal's name is <job>-<attempt>-<step_id>-<epoch>-<task>."""
+from ckpt_supervisor.view.reading import File, file_of, moment, opened, parse
 
 HEAD_BYTES = 65_536
 TAIL_BYTES = 262_144
@@ -30,6 +28,8 @@ POSITIONS_MAX = 10
 """The speed is that between so many of the newest positions that the journal tells of."""
 
 WARNINGS_MAX = 3
+
+_LEFT_OUT = "is left out"
 
 SAYS_NOTHING = frozenset({"requeued already", "not known", "no end in sight"})
 """Causes that tell nothing of why it left, once it was on its way out or had called for the requeue itself."""
@@ -107,50 +107,93 @@ class Attempt(msgspec.Struct):
         return (last - first) / took_s if took_s > 0 and last > first else None
 
 
+class Told(NamedTuple):
+    """The starts of a job, oldest first, and what of them is not known."""
+
+    starts: list[Attempt]
+    notes: list[str]
+    """Newest first."""
+    is_newest_told: bool
+    """The newest start is among them."""
+
+
 def attempts(directory: Path, job: str = "", step_id: str = "") -> list[Attempt]:
     """The starts of this job (of any with ""), oldest first. Raises OSError when the journals cannot be looked at."""
+    return told(directory, job, step_id).starts
+
+
+def told(directory: Path, job: str = "", step_id: str = "") -> Told:
+    """The same, and what is incomplete: one journal that cannot be read hides no other. Raises OSError."""
     found: list[Attempt] = []
-    for epoch, name, path in _journals(directory):
-        if len(found) >= STARTS_MAX:
-            break
-        if (job and name[0] != job) or (step_id and name[2] != step_id):
-            continue
-        number = int(name[1]) if name[1].isdecimal() else 0
-        lines, is_whole = _lines(path)
-        found.append(read(Attempt(epoch, name[0], number, name[2], is_whole=is_whole), lines))
-    return found[::-1]
+    notes: list[str] = []
+    is_newest_told = True
+    wanted = (file for file in _journals(directory) if job in ("", file.job) and step_id in ("", file.step_id))
+    for place, file in enumerate(islice(wanted, STARTS_MAX)):
+        attempt = Attempt(file.epoch, file.job, file.attempt, file.step_id)
+        problem = _take_file(attempt, file)
+        if problem.startswith(_LEFT_OUT):
+            problem = f"attempt {file.attempt} {problem}"
+            is_newest_told = is_newest_told and place > 0
+        else:
+            found.append(attempt)
+        if problem:
+            notes.append(f"incomplete: {problem}")
+    return Told(found[::-1], notes, is_newest_told)
 
 
 def jobs(directory: Path) -> list[str]:
     """Names of the jobs that have journals here, the newest start's first. Raises OSError."""
-    return list(dict.fromkeys(name[0] for _, name, _ in _journals(directory)))
+    return list(dict.fromkeys(file.job for file in _journals(directory)))
 
 
-def _journals(directory: Path) -> list[tuple[int, tuple[str, str, str], Path]]:
-    """Task 0's as (epoch, (job, attempt, step), path), newest start first. Raises OSError."""
-    found: list[tuple[int, tuple[str, str, str], Path]] = []
+def _journals(directory: Path) -> list[File]:
+    """One of each start, task 0's where that is there; newest start first. Raises OSError."""
     try:
         names = store.list_names(directory / store.JOURNAL)
     except FileNotFoundError:
         return []
-    for name in names:
-        parts = name.removesuffix(".jsonl").rsplit("-", NAME_PARTS - 1)
-        if name.endswith(".jsonl") and len(parts) == NAME_PARTS and parts[4] == "0" and parts[3].isdecimal():
-            found.append((int(parts[3]), (parts[0], parts[1], parts[2]), directory / store.JOURNAL / name))
-    return sorted(found, reverse=True)
+    files = (file for file in (file_of(directory / store.JOURNAL / name) for name in names) if file is not None)
+    found: dict[tuple[int, str, int, str], File] = {}
+    for file in sorted(files, key=lambda file: file.task):
+        found.setdefault((file.epoch, file.job, file.attempt, file.step_id), file)
+    return [found[key] for key in sorted(found, reverse=True)]
 
 
-def _lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """Head and tail of a journal, and whether that is all of it. Raises OSError."""
-    with path.open("rb") as file:
+def _take_file(attempt: Attempt, file: File) -> str:
+    """Take in what a journal tells; what is wrong with it, which begins with _LEFT_OUT where nothing could be taken."""
+    name = file.path.name
+    if file.task:
+        return f"{_LEFT_OUT}: there is no journal of its task 0"
+    try:
+        data, attempt.is_whole = _data(file.path)
+    except OSError as error:
+        return f"{_LEFT_OUT}: {name} cannot be read: {error.strerror or error}"
+    lines = [raw for raw in data.split(b"\n") if raw and not raw.isspace()]
+    known = [line for line in map(parse, lines) if line is not None]
+    read(attempt, known)
+    is_torn = bool(data) and not data.endswith(b"\n")
+    damaged = len(lines) - len(known) - (is_torn and parse(lines[-1]) is None)
+    problems = []
+    if damaged:
+        problems.append(f"{damaged} damaged {'line' if damaged == 1 else 'lines'} in {name}")
+    if is_torn and attempt.code is None:
+        problems.append(f"{name} ends in the middle of a line: it was cut, or the disk was full")
+    if any(line.get("cut") is True for line in known):
+        problems.append(f"lines of {name} were too long, and its writer has cut them")
+    return "; ".join(problems)
+
+
+def _data(path: Path) -> tuple[bytes, bool]:
+    """Head and tail of a journal, in whole lines but for the last one, and whether that is all of it. Raises OSError."""
+    with os.fdopen(opened(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         head = file.read(HEAD_BYTES)
         rest = max(len(head), size - TAIL_BYTES)
         file.seek(rest)
         tail = file.read(TAIL_BYTES)
-    is_whole = rest == len(head)
-    data = head + tail if is_whole else head + b"\n" + tail
-    return [line for line in map(parse, data.splitlines()) if line is not None], is_whole
+    if rest == len(head):
+        return head + tail, True
+    return head.rpartition(b"\n")[0] + b"\n" + tail.partition(b"\n")[2], False
 
 
 def read(attempt: Attempt, lines: Iterable[dict[str, Any]]) -> Attempt:

@@ -19,9 +19,18 @@ REFUSED = "refused"
 DAMAGED = "only damaged checkpoints"
 LOST = "lost without a word"
 RUNNING = ""
+NOT_KNOWN = "not known"
 
 EXIT_CANCELLED = 143
 EXIT_STALE = 76
+HEADLESS = "the journal of task 0 is missing or empty"
+_STATUSES = {
+    75: "interrupted, and saved",
+    EXIT_STALE: "interrupted, and its last save did not make it",
+    EXIT_CANCELLED: "cancelled",
+}
+"""What the supervisor's own statuses say, where the other tasks were told them."""
+
 _KILLED = (137, 9, -9)
 
 GOOD = frozenset({FINISHED})
@@ -34,6 +43,11 @@ UNTOLD = frozenset({LOST, REQUEUED})
 failure and a requeue by hand (docs/slurm.md section 3)."""
 
 
+def is_untold(attempt: Attempt) -> bool:
+    """Whether only Slurm's own words can tell what lies behind its end."""
+    return attempt.cause in UNTOLD or (attempt.cause == NOT_KNOWN and not attempt.is_told)
+
+
 def cause_of(telling: Telling, attempt: Attempt) -> tuple[str, str]:
     """The cause and its details; ("", "") for an attempt that has not ended as far as is known."""
     notice, code = attempt.notice, attempt.code
@@ -43,6 +57,8 @@ def cause_of(telling: Telling, attempt: Attempt) -> tuple[str, str]:
         return FINISHED, ""
     if notice is not None:
         return _of_notice(telling, attempt)
+    if not attempt.is_told and (code is None or code in _STATUSES):
+        return NOT_KNOWN, HEADLESS if code is None else f"{HEADLESS}; status {code}: {_STATUSES[code]}"
     if code is None:
         return LOST, _last_signs(telling)
     if code == EXIT_CANCELLED and attempt.outcome:

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from ckpt_supervisor.view.log import journals, parse
+from ckpt_supervisor.view.reading import opened
 
 TAIL_BYTES = 256 * 1024
 
@@ -24,7 +25,7 @@ def has_ended(directory: Path, epoch: int) -> bool:
 
 
 def _says_exit(path: Path, epoch: int) -> bool:
-    with path.open("rb") as file:
+    with os.fdopen(opened(path), "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
         lines = map(parse, file.read(TAIL_BYTES).splitlines())
     return any(line is not None and line.get("event") == "exit" and line.get("epoch") == epoch for line in lines)

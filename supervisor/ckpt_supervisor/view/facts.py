@@ -107,6 +107,8 @@ class Attempt(msgspec.Struct, kw_only=True):
     host: str = ""
     tasks: int = 0
     """Tasks whose journals are there."""
+    is_told: bool = True
+    """Its coordinator's journal is there. Without it nobody tells what it has kept and lost, nor why it ended."""
     tasks_told: int = 0
     """Tasks that the coordinator has told of, itself among them."""
     hosts: tuple[str, ...] = ()
@@ -120,7 +122,8 @@ class Attempt(msgspec.Struct, kw_only=True):
     marks: tuple[tuple[int, str, str], ...] = ()
     """(instant, kind, text): notice, restart, hang, oom, requeue, warning."""
     cause: str = ""
-    """Why it ended: a cause of the journal; `finished`, `training failed`, `lost without a word` (no last word), `refused`."""
+    """Why it ended: a cause of the journal; `finished`, `training failed`, `lost without a word` (no last word), `refused`,
+    `not known`."""
     detail: str = ""
     """What more is known of the cause: the signal, the kind of hang, the rank that failed, the cgroup's limit."""
     notice: Notice | None = None
@@ -179,6 +182,8 @@ class Run(msgspec.Struct, kw_only=True):
     """When it was read: attempts that are still at it have come so far."""
     notes: tuple[str, ...] = ()
     """Damaged or torn lines, files that are missing, clocks that were corrected."""
+    gaps: tuple[tuple[int, int], ...] = ()
+    """First and last epochs of starts between these of which there is no journal at all."""
 
     @property
     def jobs(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta, timezone
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpt_supervisor.view.plain import harmless
-from ckpt_supervisor.view.reading import FILES_MAX, LINE_BYTES_MAX, moment, moment_ns, names_rank, parse
+from ckpt_supervisor.view.reading import FILES_MAX, LINE_BYTES_MAX, moment, moment_ns, names_rank, opened, parse
 
 if TYPE_CHECKING:
     from ckpt_supervisor.view.merging import Sift
@@ -33,7 +34,9 @@ LEVELS = ("debug", "info", "warning", "error")
 _STAMPS = frozenset({"ts", "mono_ms", "event", "level", "job", "attempt", "step_id", "epoch", "task", "host", "pid", "v"})
 _COLOURS = {"warning": "\x1b[33m", "error": "\x1b[31m", "debug": "\x1b[2m"}
 _DIM, _BOLD, _END = "\x1b[2m", "\x1b[1m", "\x1b[0m"
-_AGO = re.compile(r"(\d+)\s*(s|m|h|d|w)")
+_AGO = re.compile(r"([0-9]+)\s*(s|m|h|d|w)\s*")
+_AGES = re.compile(rf"(?:{_AGO.pattern})+")
+_TODAY = re.compile(r"([01]?[0-9]|2[0-3]):([0-5][0-9])(?::([0-5][0-9]))?")
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _EVENT_CHARS_MAX = 80
 _NAME_CHARS_MAX = 200
@@ -45,7 +48,9 @@ class Wanted:
     """Which lines to show; None or "" for all."""
 
     job: str = ""
+    step_id: str = ""
     attempt: int | None = None
+    epoch: int | None = None
     rank: int | None = None
     round: int | None = None
     event: tuple[str, ...] = ()
@@ -63,7 +68,9 @@ class Wanted:
             return False
         if self.event and line.get("event") not in self.event:
             return False
-        for key, value in (("attempt", self.attempt), ("round", self.round)):
+        if self.step_id and line.get("step_id") != self.step_id:
+            return False
+        for key, value in (("attempt", self.attempt), ("epoch", self.epoch), ("round", self.round)):
             if value is not None and line.get(key) != value:
                 return False
         if self.rank is not None and line.get("rank") != self.rank and not names_rank(line.get("ranks"), self.rank):
@@ -79,6 +86,15 @@ class Wanted:
     def takes_job(self, name: str) -> bool:
         """Whether this job is wanted: itself, or the array that it is an element of."""
         return not self.job or name == self.job or name.startswith(f"{self.job}_")
+
+    def takes_start(self, job: str, step_id: str, attempt: int, epoch: int) -> bool:
+        """Whether this start may have wanted lines."""
+        return (
+            self.takes_job(job)
+            and self.step_id in ("", step_id)
+            and self.attempt in (None, attempt)
+            and self.epoch in (None, epoch)
+        )
 
     def sift(self) -> Sift:
         """What of this can be told before a line is decoded."""
@@ -130,16 +146,18 @@ def _same(host: object, node: str) -> bool:
 
 
 def read_time(text: str, now: datetime) -> datetime:
-    """An instant: RFC 3339 (UTC when nothing else is said), or how long ago (`30m`, `2h`). Raises ValueError."""
-    ago = _AGO.fullmatch(text.strip())
-    if ago:
+    """An instant: RFC 3339 (UTC if it does not say), `09:06` today, or how long ago (`30m`, `2h30m`). Raises ValueError."""
+    today = _TODAY.fullmatch(text.strip())
+    if today:
+        return now.replace(hour=int(today[1]), minute=int(today[2]), second=int(today[3] or 0), microsecond=0)
+    if _AGES.fullmatch(text.strip()):
         try:
-            return now - timedelta(seconds=int(ago[1]) * _SECONDS[ago[2]])
+            return now - timedelta(seconds=sum(int(many) * _SECONDS[unit] for many, unit in _AGO.findall(text)))
         except (OverflowError, ValueError):  # int() refuses thousands of digits.
             return datetime.min.replace(tzinfo=timezone.utc)
     stamp = moment(text.strip())
     if stamp is None:
-        raise ValueError(f"{text!r} is neither a time such as 2026-01-31T12:00:00 nor an age such as 30m")
+        raise ValueError(f"{text!r} is neither a time such as 2026-01-31T12:00:00 nor an age such as 30m; 09:30 is one of today")
     return stamp
 
 
@@ -163,7 +181,7 @@ class Tail:
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """The whole lines that are new; a line without its end waits for the next call. Raises OSError."""
-        with self.path.open("rb") as file:
+        with os.fdopen(opened(self.path), "rb") as file:
             file.seek(self.offset)
             while True:
                 raw = file.readline(LINE_BYTES_MAX)

@@ -31,8 +31,9 @@ MARGIN_NS = 3_600_000_000_000
 TASKS_TOLD_MAX = 100_000
 NAMES_MAX = 10_000
 
-_HEAD = re.compile(rb'\{"ts":"([0-9:.T-]{26}Z)","mono_ms":-?[0-9]+,"event":"([^"\\]+)","level":"([a-z]+)"')
-"""How the journal's own lines begin; others are decoded to be judged."""
+_HEAD = re.compile(rb'\{"ts": ?"([0-9:.T-]{26}Z)", ?"mono_ms": ?-?[0-9]+, ?"event": ?"([^"\\]+)", ?"level": ?"([a-z]+)"')
+_EXIT = re.compile(rb'"event": ?"exit"')
+"""How the journal's own lines begin, with blanks as another JSON writer puts them; others are decoded to be judged."""
 
 
 class Sift(NamedTuple):
@@ -335,6 +336,6 @@ def _edges(file: File) -> tuple[dict[str, Any], dict[str, Any]]:
         return {}, {}
     first = parse(head.partition(b"\n")[0]) or {}
     for raw in reversed(tail.split(b"\n")):
-        if b'"event":"exit"' in raw:
+        if _EXIT.search(raw):
             return first, parse(raw) or {}
     return first, {}

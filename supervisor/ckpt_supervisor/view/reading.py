@@ -7,7 +7,9 @@ be checked by whoever uses it.
 
 from __future__ import annotations
 
+import errno
 import json
+import math
 import os
 import stat
 from collections.abc import Iterator
@@ -30,7 +32,10 @@ VERSION = 1
 _NAME_PARTS = 5
 _HEAD_BYTES = 200
 _EVENT = b'"event":"'
-_CUT = b'"cut":true}'
+_EVENTS = (_EVENT, b'"event": "')
+"""As the journal writes it, and as another JSON writer does."""
+
+_CUTS = (b'"cut":true}', b'"cut": true}')
 _STAMP_CHARS = 27
 """2026-01-31T12:00:00.000000Z, as the journal writes it."""
 
@@ -109,8 +114,13 @@ def listed(directory: Path) -> tuple[list[File], list[str]]:
 
 
 def opened(path: Path) -> int:
-    """A descriptor of a regular file, for reading. Raises OSError: a pipe of that name must not hold the reader up."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    """A descriptor of a regular file, for reading. Raises OSError: no link is followed, and no pipe may hold the reader up."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OSError(errno.ELOOP, "a link, no journal of ours", str(path)) from error
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(22, "not a regular file", str(path))
@@ -177,7 +187,7 @@ class Reader:
         if not raw or raw.isspace():
             return None
         counts.lines += 1
-        if raw.endswith(_CUT):
+        if raw.endswith(_CUTS):
             counts.cut += 1
         if self._wanted is not None:
             name = event_in(raw)
@@ -196,10 +206,13 @@ def event_in(raw: bytes) -> bytes | None:
     """What a line of the journal's own making tells of, without decoding it; None where it has to be decoded."""
     if not (raw.startswith(b'{"ts":') and raw.endswith(b"}") and len(raw) <= LINE_BYTES_MAX):
         return None
-    at = raw.find(_EVENT, 0, _HEAD_BYTES)
-    if at < 0:
+    for key in _EVENTS:
+        at = raw.find(key, 0, _HEAD_BYTES)
+        if at >= 0:
+            break
+    else:
         return None
-    name = raw[at + len(_EVENT) : raw.find(b'"', at + len(_EVENT))]
+    name = raw[at + len(key) : raw.find(b'"', at + len(key))]
     return None if b"\\" in name else name
 
 
@@ -217,9 +230,19 @@ def parse(raw: bytes) -> dict[str, Any] | None:
 def _slowly(raw: bytes) -> Any:
     """What is JSON for Python alone: half a surrogate pair, from a path that is no UTF-8."""
     try:
-        return json.loads(raw)
+        return json.loads(raw, parse_constant=_refused, parse_float=_finite)
     except (ValueError, RecursionError):
         return None
+
+
+def _refused(text: str) -> float:
+    """NaN and Infinity, which Python alone reads and writes. Raises ValueError."""
+    raise ValueError(text)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _refused(text)
 
 
 def moment_ns(ts: object) -> int | None:

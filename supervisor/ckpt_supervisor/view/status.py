@@ -7,6 +7,7 @@ What comes from a journal or a manifest may have been written by anybody: nothin
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -26,6 +27,16 @@ END_MAX = 60
 
 SHOWN_MAX = 12
 """So many of the newest starts are in the table; --json has all that were read."""
+
+NOTES_MAX = 4
+CELLS_LEAST = 16
+"""So many columns are left for how a start ended, or the table does without others."""
+
+NARROW = 64
+"""In fewer columns the words about the bar of times come below it."""
+
+BEGAN = 1
+"""The column that is set flush left."""
 
 _GAP = "  "
 _WORDS = {
@@ -56,6 +67,8 @@ class Status(msgspec.Struct, frozen=True):
     slurm: str = ""
     lives: bool = False
     """The newest start is at work as far as anybody can tell."""
+    notes: tuple[str, ...] = ()
+    """What is incomplete."""
 
 
 def record(status: Status, now: datetime) -> dict[str, Any]:
@@ -87,6 +100,7 @@ def record(status: Status, now: datetime) -> dict[str, Any]:
         "ended": dict(status.ways),
         "budgets": {key: last.recalled.get(key) for key in ("timeouts", "crashes", "stalled")},
         "warnings": [{"at": _iso(at), "text": text} for at, text in last.warnings],
+        "notes": list(status.notes),
         "attempts": [_attempt(one, end) for one, end in zip(status.starts, status.ends, strict=True)],
     }
 
@@ -120,19 +134,20 @@ def block(status: Status, look: Look, unicode: bool = True) -> list[str]:
     last = status.starts[-1]
     tint = _WORDS.get(status.word, "unknown")
     name = f"job {status.job}" + (f" step {status.step_id}" if status.step_id not in ("", "local") else "")
-    head = painted(one_line(name), "bold", look.colour) + _GAP + painted(status.word, tint, look.colour)
+    room = 1_000 if look.width is None else max(10, look.width - len(status.word) - len(_GAP))
+    head = painted(cut(one_line(name), room), "bold", look.colour) + _GAP + painted(status.word, tint, look.colour)
     facts = [("", status.text), ("directory", status.dir), *_facts(status, last, look.now)]
     lines = [head]
     for title, text in facts:
         lines += _wrapped(title, one_line(text), look.width) if text else []
     lines += ["", *_table(status, look)]
     bar = _bar(status, look, unicode)
-    return [*lines, *(["", bar] if bar else [])]
+    return [*lines, *(["", *bar] if bar else [])]
 
 
 def _wrapped(title: str, text: str, width: int | None) -> list[str]:
     """A fact on as many lines as a terminal needs."""
-    room = 1_000_000 if width is None else max(30, width - TITLE - 1)
+    room = 1_000_000 if width is None else max(20, width - TITLE - 1)
     parts = textwrap.wrap(text, room, break_on_hyphens=False, max_lines=LINES_MAX, placeholder=" …")
     return [f"  {title if number == 0 else '':<{TITLE - 2}}{part}" for number, part in enumerate(parts)]
 
@@ -146,14 +161,22 @@ def _facts(status: Status, last: Attempt, now: datetime) -> list[tuple[str, str]
     said = "" if status.lives or last.last is None else f"{span_text((now - last.last).total_seconds())} ago"
     facts.append(("last word", said))
     titles = ["warnings", *[""] * len(last.warnings)]
-    return facts + [(title, f"{at:%m-%d %H:%M:%S}  {text}") for title, (at, text) in zip(titles, last.warnings, strict=False)]
+    facts += [(title, f"{at:%m-%d %H:%M:%S}  {text}") for title, (at, text) in zip(titles, last.warnings, strict=False)]
+    return facts + _incomplete(status.notes)
+
+
+def _incomplete(notes: tuple[str, ...]) -> list[tuple[str, str]]:
+    told = [note.removeprefix("incomplete: ") for note in notes[:NOTES_MAX]]
+    more = len(notes) - len(told)
+    told += [f"and {counted(more, 'note')} more: see --json"] if more > 0 else []
+    return list(zip(["incomplete", *[""] * len(told)], told, strict=False))
 
 
 def _steps(last: Attempt, lives: bool) -> str:
     if last.reached < 0:
         return ""
     speed = "" if last.steps_per_s is None or not lives else f"; {last.steps_per_s:.3g} steps/s lately, saves included"
-    return f"{last.reached} finished when last heard of{speed}"
+    return f"{last.reached:,} finished when last heard of{speed}"
 
 
 def _newest(status: Status, now: datetime) -> str:
@@ -162,7 +185,7 @@ def _newest(status: Status, now: datetime) -> str:
         return status.checkpoint_problem or "none"
     seconds = age_s(row.manifest, now)
     age = "" if seconds is None else f", {span_text(seconds)} ago"
-    return f"step {row.step}{age}, {'-' if row.size is None else size_text(row.size)}; whole by names and sizes"
+    return f"step {row.step:,}{age}, {'-' if row.size is None else size_text(row.size)}; whole by names and sizes"
 
 
 def next_save(status: Status) -> datetime | None:
@@ -222,28 +245,44 @@ def _budgets(last: Attempt) -> str:
 def _table(status: Status, look: Look) -> list[str]:
     shown = list(zip(status.starts, status.ends, strict=True))[-SHOWN_MAX:]
     head = ("ATTEMPT", "BEGAN (UTC)", "LASTED", "FROM", "NEWEST", "END")
+    names = Counter(one.number for one in status.starts)
     rows = [_cells(one, end or (status.word if one is status.starts[-1] else "lost"), look.now, status) for one, end in shown]
+    rows = [
+        (row[0] if names[one.number] == 1 else f"{row[0]}#{one.epoch}", *row[1:])
+        for row, (one, _) in zip(rows, shown, strict=True)
+    ]
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head) - 1)]
-    room = END_MAX if look.width is None else max(20, look.width - sum(widths) - len(_GAP) * (len(widths) + 1))
+    columns, room = _columns(widths, look.width)
     lines = []
     for number, row in enumerate([head, *rows]):
-        cells = [row[0].rjust(widths[0]), row[1].ljust(widths[1]), *(row[c].rjust(widths[c]) for c in (2, 3, 4))]
-        line = _GAP + _GAP.join([*cells, cut(row[5], room)])
+        cells = [row[c].ljust(widths[c]) if c == BEGAN else row[c].rjust(widths[c]) for c in columns]
+        line = _GAP + _GAP.join([*cells, cut(row[-1], room)])
         lines.append(painted(line, "bold", look.colour) if number == 0 else line)
     if len(status.starts) > len(shown):
         lines.append(f"{_GAP}and {counted(len(status.starts) - len(shown), 'start')} before: see --json")
     return lines
 
 
+def _columns(widths: list[int], width: int | None) -> tuple[tuple[int, ...], int]:
+    """Which columns there is room for before the last one, and how much is left for that."""
+    room = END_MAX
+    columns: tuple[int, ...] = ()
+    for columns in ((0, BEGAN, 2, 3, 4), (0, BEGAN, 2, 4), (0, BEGAN, 4), (0, 4), (0,)):
+        room = END_MAX if width is None else width - sum(widths[c] + len(_GAP) for c in columns) - len(_GAP)
+        if room >= CELLS_LEAST:
+            break
+    return columns, max(1, room)
+
+
 def _cells(one: Attempt, end: str, now: datetime, status: Status) -> tuple[str, ...]:
     until = now if one is status.starts[-1] and status.lives else one.last
     lasted = "-" if one.began is None or until is None else span_text((until - one.began).total_seconds())
     began = "-" if one.began is None else f"{one.began:%Y-%m-%d %H:%M}"
-    steps = ("-" if step < 0 else str(step) for step in (one.resume_step, one.committed))
+    steps = ("-" if step < 0 else f"{step:,}" for step in (one.resume_step, one.committed))
     return (str(one.number), began, lasted, *steps, one_line(end))
 
 
-def _bar(status: Status, look: Look, unicode: bool) -> str:
+def _bar(status: Status, look: Look, unicode: bool) -> list[str]:
     """When somebody trained, over the time from the first start to now; two shades tell neighbours apart."""
     spans = []
     for one in status.starts[-SHOWN_MAX:]:
@@ -251,12 +290,14 @@ def _bar(status: Status, look: Look, unicode: bool) -> str:
         if one.began is not None and until is not None:
             spans.append((one.began, max(one.began, until)))
     if len(spans) < 2:
-        return ""
+        return []
     first, final = spans[0][0], max(until for _, until in spans)
     total_s = (final - first).total_seconds()
     if total_s <= 0:
-        return ""
-    cells = BAR_CELLS if look.width is None else max(10, min(BAR_CELLS, look.width - 40))
+        return []
+    is_narrow = look.width is not None and look.width < NARROW
+    beside = 3 if is_narrow else 40
+    cells = BAR_CELLS if look.width is None else max(10, min(BAR_CELLS, look.width - beside))
     shades, gap = (("█", "▓"), "·") if unicode else (("#", "="), ".")
     drawn = [gap] * cells
     for number, (began, until) in enumerate(spans):
@@ -265,7 +306,12 @@ def _bar(status: Status, look: Look, unicode: bool) -> str:
         drawn[start:stop] = shades[number % 2] * (min(stop, cells) - start)
     ran_s = sum((until - began).total_seconds() for began, until in spans)
     share = f"{counted(len(spans), 'start')} in {span_text(total_s)}, {min(100, round(100 * ran_s / total_s))} % of it running"
-    return f"{_GAP}{''.join(drawn[:cells])}  {share}"
+    line = f"{_GAP}{''.join(drawn[:cells])}"
+    return [line, *_wrapped_plain(share, look.width)] if is_narrow else [f"{line}  {share}"]
+
+
+def _wrapped_plain(text: str, width: int | None) -> list[str]:
+    return [f"{_GAP}{part}" for part in textwrap.wrap(text, max(20, (width or NARROW) - len(_GAP) - 1))]
 
 
 def span_text(seconds: float) -> str:

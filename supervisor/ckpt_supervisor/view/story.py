@@ -11,14 +11,15 @@ Instants are wall-clock nanoseconds since the epoch on the coordinator's clock.
 from __future__ import annotations
 
 import os
+import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from ckpt_supervisor.view import causes, clocks, loads, reading
+from ckpt_supervisor.view import causes, clocks, gaps, loads, reading
 from ckpt_supervisor.view.facts import (
     KINDS,
     PROGRESS_MAX,
@@ -60,7 +61,7 @@ FRESH_NS = 180 * 1_000_000_000
 
 _DETAILS = frozenset({"verified"})
 _REASONS = frozenset({"oom_kill", "guard_lost"})
-_RANK = b'"event":"rank_'
+_RANK = re.compile(rb'"event": ?"rank_')
 _ROUND = b'"round":'
 SILENT_NS = 900 * 1_000_000_000
 """A start that has written its memory down every minute, and nothing for so long, is over."""
@@ -93,22 +94,29 @@ def read(
     """
     now_ns = time.time_ns() if now_ns is None else now_ns
     groups: dict[tuple[int, str, int, str], list[reading.File]] = {}
-    newest = 0
+    epochs: set[int] = set()
     for file in reading.files(directory):
-        newest = max(newest, file.epoch)
+        epochs.add(file.epoch)
         if _is_of(file.job, job) and step_id in ("", file.step_id):
             groups.setdefault((file.epoch, file.job, file.attempt, file.step_id), []).append(file)
     keys = sorted(groups)
     notes = [f"{len(keys) - STARTS_MAX} starts before are left out"] if len(keys) > STARTS_MAX else []
     counts = reading.Counts()
     told = [_start(groups[key], counts, wanted) for key in keys[-STARTS_MAX:]]
-    _side_by_side(told, now_ns, newest, alive)
     attempts = tuple(one.attempt for one in told)
+    missing = gaps.within(gaps.gaps_of(epochs), attempts)
+    _side_by_side(told, now_ns, max(epochs, default=0), alive, missing)
+    notes += gaps.notes(missing, attempts)
     if counts.damaged:
-        notes.append(f"incomplete: {counts.damaged} damaged lines were passed over")
+        notes.append(f"incomplete: {_lines(counts.damaged, 'damaged ')} passed over")
     if counts.cut:
-        notes.append(f"incomplete: {counts.cut} lines were too long for their journal, which has cut them")
-    return Run(directory=str(directory), attempts=attempts, now_ns=now_ns, notes=(*notes, *_clocks(attempts)))
+        notes.append(f"incomplete: {_lines(counts.cut)} too long for their journal, which has cut them")
+    notes += _clocks(attempts)
+    return Run(directory=str(directory), attempts=attempts, now_ns=now_ns, notes=tuple(notes), gaps=missing)
+
+
+def _lines(count: int, how: str = "") -> str:
+    return f"{count} {how}{'line was' if count == 1 else 'lines were'}"
 
 
 def runs(run: Run) -> list[Run]:
@@ -123,7 +131,7 @@ def runs(run: Run) -> list[Run]:
                 break
         else:
             found.append([one])
-    return [msgspec.structs.replace(run, attempts=tuple(row)) for row in found]
+    return [msgspec.structs.replace(run, attempts=tuple(row), gaps=gaps.within(run.gaps, row)) for row in found]
 
 
 def _is_of(name: str, asked: str) -> bool:
@@ -138,12 +146,16 @@ def _start(files: list[reading.File], counts: reading.Counts, wanted: Wanted) ->
     notes: list[str] = []
     own = next((file for file in files if file.task == 0), None)
     if own is None:
-        notes.append("incomplete: the coordinator's journal is missing, its tasks' tell little")
+        notes.append("incomplete: the coordinator's journal is missing (that of task 0), its tasks' tell little")
+        telling.attempt.is_told = False
     else:
         _tell(telling, own, EVENTS if wanted.words else EVENTS - _DETAILS, notes, counts)
         if wanted.words:
             _words(telling, own.path)
     others = [file for file in files if file.task != 0]
+    if own is not None and others and telling.attempt.began_ns is None:
+        notes.append(f"incomplete: {own.path.name} (the coordinator's journal) tells nothing")
+        telling.attempt.is_told = False
     is_open = telling.attempt.code is None
     ahead_ns: dict[int, int] = {}
     if others and (is_open or wanted.memory):
@@ -181,7 +193,7 @@ def _tell(telling: Telling, file: reading.File, events: frozenset[str], notes: l
         notes.append(f"incomplete: {file.path.name} cannot be read: {error.strerror or error}")
     counts.add(reader.counts)
     if reader.counts.damaged:
-        notes.append(f"incomplete: {reader.counts.damaged} damaged lines in {file.path.name}")
+        notes.append(f"incomplete: {reader.counts.damaged} damaged line{'s' * (reader.counts.damaged != 1)} in {file.path.name}")
     if reader.counts.torn and telling.attempt.code is None:
         notes.append(f"incomplete: {file.path.name} ends in the middle of a line: it was cut, or the disk was full")
 
@@ -199,8 +211,8 @@ def _words(telling: Telling, path: Path) -> None:
         return  # It could be read a moment ago; what it told then stands.
     try:
         for raw in _tail(fd):
-            if _RANK in raw[:HEAD_BYTES] and reading.event_in(raw) in names:
-                line = reading.parse(raw) if raw.partition(_ROUND)[2].partition(b",")[0] in rounds else None
+            if _RANK.search(raw, 0, HEAD_BYTES) and reading.event_in(raw) in names:
+                line = reading.parse(raw) if raw.partition(_ROUND)[2].partition(b",")[0].strip() in rounds else None
                 if line is not None:
                     telling.rounds.word(str(line["event"]), line)
     except OSError:
@@ -246,9 +258,9 @@ def _reasons(telling: Telling, files: list[reading.File]) -> None:
             continue
 
 
-def _side_by_side(told: list[Telling], now_ns: int, newest_epoch: int, alive: Seen) -> None:
+def _side_by_side(told: list[Telling], now_ns: int, newest_epoch: int, alive: Seen, missing: Sequence[gaps.Gap]) -> None:
     """What one start says of the one before it: what of that was lost, and how long the next one was waited for."""
-    newest: dict[tuple[str, str], Telling] = {}
+    queues: dict[tuple[str, str], gaps.Queues] = {}
     for place, telling in enumerate(told):
         attempt = telling.attempt
         key = (attempt.job, attempt.step_id)
@@ -258,12 +270,9 @@ def _side_by_side(told: list[Telling], now_ns: int, newest_epoch: int, alive: Se
             attempt.is_running = _is_at_work(telling, now_ns, alive) if is_newest else False
             if attempt.is_running is not False:
                 attempt.cause, attempt.detail = causes.RUNNING, ""
-        begun = (one.attempt for one in told[place + 1 :] if one.has_started and _goes_on(one.attempt, attempt))
-        _lose(telling, next(begun, None))
-        before = newest.get(key)
-        if before is not None:
-            _queue(before.attempt, attempt)
-        newest[key] = telling
+        begun = (one.attempt for one in told[place + 1 :] if one.has_told and _goes_on(one.attempt, attempt))
+        _lose(telling, next(begun, None), missing)
+        queues.setdefault(key, gaps.Queues()).take(attempt, missing)
 
 
 def _goes_on(one: Attempt, before: Attempt) -> bool:
@@ -283,11 +292,18 @@ def _is_at_work(telling: Telling, now_ns: int, alive: Seen) -> bool | None:
     return False if age_ns is not None and telling.loads and age_ns > SILENT_NS else None
 
 
-def _lose(telling: Telling, after: Attempt | None) -> None:
-    """`after`: the next start whose command has run."""
+def _lose(telling: Telling, after: Attempt | None, missing: Sequence[gaps.Gap]) -> None:
+    """`after`: the next start of which it is known what its command went on from."""
     attempt = telling.attempt
+    is_between = after is not None and gaps.is_between(missing, attempt, after)
+    if after is not None and not attempt.is_told and not is_between and after.resume_step >= max(0, attempt.resume_step):
+        attempt.kept = after.resume_step  # Nobody else tells what it has kept.
     base = -1 if attempt.kept is None else attempt.kept
-    if after is not None and after.resume_step != base:
+    if after is not None and telling.has_told and after.resume_step > base:
+        newer = gaps.resumed_newer(attempt, after)
+        after.notes = (*after.notes, newer) if newer else after.notes
+    # A newer step was made by a start between them, where one is missing: what is lost here is lost all the same.
+    if after is not None and after.resume_step != base and not (is_between and after.resume_step > base):
         if after.resume_step < base:
             how = f"went on from step {after.resume_step}" if after.resume_step >= 0 else "began from scratch"
             attempt.fell_to = max(0, after.resume_step)
@@ -295,20 +311,6 @@ def _lose(telling: Telling, after: Attempt | None) -> None:
         base = after.resume_step
     is_open = attempt.code is None and attempt.is_running is not False
     telling.lost_from(base, is_all_kept=attempt.cause == causes.FINISHED or is_open)
-
-
-def _queue(before: Attempt, attempt: Attempt) -> None:
-    """The time between, as a piece before the attempt's own ones."""
-    if before.ended_ns is None or attempt.began_ns is None:
-        return
-    if attempt.began_ns < before.ended_ns:
-        apart_s = (before.ended_ns - attempt.began_ns) / 1e9
-        if apart_s >= 1:
-            hosts = f"{before.host or '?'} and {attempt.host or '?'}"
-            note = f"it began {apart_s:.0f} s before the start before it had ended: the clocks of {hosts} differ"
-            attempt.notes = (*attempt.notes, note)
-        return
-    attempt.spans = (Span("queued", before.ended_ns, attempt.began_ns), *attempt.spans)
 
 
 def _clocks(attempts: Iterable[Attempt]) -> list[str]:

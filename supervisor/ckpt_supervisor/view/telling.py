@@ -77,6 +77,8 @@ class Telling:
         self._marks: list[tuple[int, str, str]] = []
         self.notice: Notice | None = None
         """The notice in force, or the one that ended it."""
+        self.has_told = False
+        """It is known what its command was started from."""
         self._has_started = False
         self._has_left = False
         self._newest = -1
@@ -150,6 +152,7 @@ class Telling:
 
     def _start(self, line: dict[str, Any], at_ns: int) -> None:
         attempt, step = self.attempt, number(line.get("resume_step"))
+        self.has_told = self.has_told or (step is not None and not self._has_started)
         step = -1 if step is None else step
         restart = number(line.get("restart")) or 0
         self._waves = Waves()
@@ -204,7 +207,10 @@ class Telling:
                 steps = [one for one in (number(line.get("step")), number(line.get("ahead"))) if one is not None and one >= 0]
                 if steps:
                     self.steps.reach(at_ns, max(steps))
+            case "hang_suspected":
+                self.steps.hang(at_ns, line)
             case "hang_over":
+                self.steps.hung_ns = None
                 # The step that the rank is at: those before it are finished.
                 self.steps.reach(at_ns, (number(line.get("step")) or 0) - 1)
             case _:
@@ -218,9 +224,9 @@ class Telling:
         self.steps.die(at_ns, step)
 
     def _lose(self, step: int, until_ns: int) -> None:
-        since_ns = self.steps.lose(step)
-        if since_ns is not None:
-            self.pieces.lose(since_ns, until_ns)
+        for since_ns in (self.steps.hung_ns, self.steps.lose(step)):
+            if since_ns is not None:
+                self.pieces.lose(since_ns, until_ns)
 
     def _take_round(self, event: str, line: dict[str, Any], at_ns: int) -> None:
         before = self.rounds.open
@@ -310,6 +316,9 @@ class Telling:
     def inherit(self, heir: Telling, is_all: bool) -> None:
         """Take over what another task's journal tells of the end, where the coordinator's does not (`is_all`: there is none)."""
         own, other = self.attempt, heir.attempt
+        if is_all and not own.is_told and not self.pieces.kind:
+            self.pieces, own.resume_step, own.resume_from = heir.pieces, other.resume_step, other.resume_from
+            self.has_told, own.world_size = heir.has_told, other.world_size
         if self.notice is None and heir.notice is not None:
             self.notice = heir.notice
             self._marks += heir._marks
@@ -326,11 +335,6 @@ class Telling:
                 self.pieces.turn("starting", own.began_ns)
         if heir._last_ns is not None and (self._last_ns is None or heir._last_ns > self._last_ns):
             self._last_ns = heir._last_ns
-
-    @property
-    def has_started(self) -> bool:
-        """Its command was started at least once."""
-        return self._has_started
 
     @property
     def needs_reasons(self) -> bool:
@@ -356,7 +360,7 @@ class Telling:
         attempt.marks = tuple(self._marks)
         attempt.commits, attempt.rounds = self.rounds.commits(), self.rounds.rounds()
         attempt.saves, attempt.failed_saves, attempt.hold_ms = self.rounds.saves, self.rounds.failed, self.rounds.hold_ms
-        attempt.kept = self._newest if self._newest >= 0 else None
+        attempt.kept = self._newest if self._newest >= 0 and attempt.is_told else None
         attempt.tasks_told = len(self.tasks)
         attempt.hosts = tuple(host for host in {attempt.host: None, **self._hosts} if host)
         attempt.reached = self.steps.reached
@@ -382,7 +386,8 @@ class Telling:
             return
         if not is_all_kept:
             self._lose(base, self._last_ns)
-        attempt.lost_steps = None if attempt.reached is None and self._has_started else self.steps.lost
+        is_known = attempt.is_told and (attempt.reached is not None or not self._has_started)
+        attempt.lost_steps = self.steps.lost if is_known else None
         attempt.spans = self.pieces.spans(self._last_ns)
         attempt.lost_ms = milliseconds(attempt.spans, "lost")
 

@@ -159,7 +159,7 @@ def _attempt(one: Attempt, run: Run, scale: Scale, looks: Looks) -> Iterable[Ren
 
 def _steps(one: Attempt) -> str:
     """From where to where, and what was lost."""
-    if one.resume_step < 0 and one.reached is None:
+    if one.resume_step < 0 and one.reached is None and one.is_told:
         return "no step"
     count = gained(one)
     kept = "?" if count is None else number(count)
@@ -171,6 +171,8 @@ def _lost(one: Attempt) -> str:
         return ""
     if one.lost_steps is None:
         return ", lost: not known"
+    if not one.lost_steps and not one.cause and one.code is None:
+        return ", none lost so far"
     least = "at least " if is_least(one) else ""
     if not one.lost_steps:
         return ", perhaps some lost" if least else ", none lost"
@@ -235,10 +237,12 @@ def rows(sums: Totals) -> list[tuple[str, str]]:
     good = unknown if sums.goodput is None else f"{percent(sums.goodput)} of {span_text(sums.allocated_ms)} became progress"
     if sums.pending_ms:
         good += f" ({span_text(sums.pending_ms)} since the last commit not counted)"
+    left_out = _left_out(sums)
+    good += left_out
     between = unknown if sums.mtbi_ms is None else span_text(sums.mtbi_ms)
     return [
         ("goodput", good),
-        ("lost", _lost_sum(sums)),
+        ("lost", _lost_sum(sums) + left_out),
         ("save stall", f"{span_text(sums.hold_ms)}{share}"),
         ("saves", f"{sums.saves}, and {sums.failed_saves} failed"),
         ("notice to out", out),
@@ -248,13 +252,20 @@ def rows(sums: Totals) -> list[tuple[str, str]]:
     ]
 
 
+def _left_out(sums: Totals) -> str:
+    """That the sums are not of all starts."""
+    if not sums.left_out:
+        return ""
+    return f"; {counted(sums.left_out, 'start')} {'is' if sums.left_out == 1 else 'are'} left out (see the notes)"
+
+
 def _lost_sum(sums: Totals) -> str:
     if sums.lost_steps is None:
         return "not known"
     if not sums.lost_steps:
-        return "no step that is known of, and what was done after the last word" if sums.lost_is_least else "nothing"
+        return "no step that is known of; any step after the last word is lost as well" if sums.lost_is_least else "nothing"
     least = "at least " if sums.lost_is_least else ""
-    return f"{least}{counted(sums.lost_steps, 'step')}, {span_text(sums.lost_ms)} of training"
+    return f"{least}{counted(sums.lost_steps, 'step')}, {span_text(sums.lost_ms)} of time"
 
 
 def _notes(run: Run) -> list[str]:

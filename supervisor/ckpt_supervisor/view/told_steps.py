@@ -7,9 +7,17 @@ or where a rank died of an exception; what ranks said on their way is the least 
 from __future__ import annotations
 
 import bisect
+import re
+from typing import Any
+
+from ckpt_supervisor.view.values import number, text
 
 POSITIONS_MAX = 20_000
 """So many points of one start; then every other one goes."""
+
+
+_AT = re.compile(r"at step (\d{1,15})( in the phase )?")
+_MS = 1_000_000
 
 
 class Steps:
@@ -21,10 +29,12 @@ class Steps:
         """(instant, finished steps), over all starts in place."""
         self._positions: list[tuple[int, int]] = []
         self._exact: int | None = None
+        self.hung_ns: int | None = None
+        """Since when it stands still, if it has been told so."""
 
     def start(self) -> None:
         """Training begins anew, from whatever step."""
-        self._positions, self._exact = [], None
+        self._positions, self._exact, self.hung_ns = [], None, None
 
     @property
     def reached(self) -> int | None:
@@ -49,6 +59,16 @@ class Steps:
             del self._positions[1::2]
         if len(self.series) > POSITIONS_MAX:
             del self.series[1::2]
+
+    def hang(self, at_ns: int, line: dict[str, Any]) -> None:
+        """Ranks stand at these steps. Those before are finished for sure; in a phase, that one too."""
+        ways = line.get("ways")
+        for way in ways if isinstance(ways, list) else ():
+            found = _AT.match(text(way.get("at"))) if isinstance(way, dict) else None
+            if found is not None:
+                self.reach(at_ns, int(found[1]) - (0 if found[2] else 1))
+        stood_ms = number(line.get("stood_ms"))
+        self.hung_ns = None if stood_ms is None else at_ns - max(0, stood_ms) * _MS
 
     def die(self, at_ns: int, step: int | None) -> None:
         """A rank has died after this many steps."""

@@ -35,6 +35,8 @@ class Waves:
         is_anew = before is not None and (generation > before or not self._there)
         if is_anew:
             self._there.clear()
+        if before is not None and generation > before:
+            self._has_failed = True  # Or nobody would have started it again. Ranks that were ended by it may say Finished.
         self._generation = generation
         self._there.update(ranks_of(line, RANKS_MAX - len(self._there)))
         return is_anew

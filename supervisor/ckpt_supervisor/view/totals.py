@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from ckpt_supervisor.view import causes
+from ckpt_supervisor.view import causes, gaps
 from ckpt_supervisor.view.facts import KINDS, Attempt, Run
 from ckpt_supervisor.view.pieces import milliseconds
 
@@ -48,6 +48,8 @@ class Totals(msgspec.Struct, frozen=True):
     out_ms: int | None
     """Median of notice to exit."""
     out_ms_most: int | None
+    left_out: int
+    """Starts of which there is no journal, or not the coordinator's: what they did and lost is in no sum."""
     queued_ms: int | None
     """In the queue between attempts; before the first one nobody has written it down."""
     mtbi_ms: int | None
@@ -64,7 +66,9 @@ def totals(run: Run) -> Totals:
     interruptions = sum(cause not in causes.NO_INTERRUPTION for cause in ended)
     outs = [one.out_ms for one in attempts if one.out_ms is not None]
     ran_ms = sum(spent[kind] for kind in ("training", "saving", "verifying", "lost"))
-    counted_ms = allocated_ms - pending_ms
+    untold = [one for one in attempts if not one.is_told]
+    counted_ms = allocated_ms - pending_ms - sum(allocated(one) - pending(one) for one in untold)
+    trained_ms = spent["training"] - pending_ms - sum(milliseconds(one.spans, "training") - pending(one) for one in untold)
     lost = [one.lost_steps for one in attempts if one.lost_steps is not None]
     is_queue_known = any(span.kind == "queued" for one in attempts for span in one.spans)
     return Totals(
@@ -75,7 +79,7 @@ def totals(run: Run) -> Totals:
         ended={cause: ended.count(cause) for cause in dict.fromkeys(ended)},
         allocated_ms=allocated_ms,
         kinds_ms=spent,
-        goodput=max(0.0, (spent["training"] - pending_ms) / counted_ms) if counted_ms > 0 else None,
+        goodput=max(0.0, trained_ms / counted_ms) if counted_ms > 0 else None,
         pending_ms=pending_ms,
         steps=_steps(attempts),
         lost_steps=sum(lost) if lost else None,
@@ -84,6 +88,7 @@ def totals(run: Run) -> Totals:
         hold_ms=sum(one.hold_ms for one in attempts),
         out_ms=round(statistics.median(outs)) if outs else None,
         out_ms_most=max(outs, default=None),
+        left_out=gaps.count(run.gaps) + len(untold),
         queued_ms=spent["queued"] if is_queue_known else None,
         mtbi_ms=ran_ms // interruptions if interruptions else None,
     )

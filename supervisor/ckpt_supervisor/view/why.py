@@ -21,7 +21,10 @@ from ckpt_supervisor.view.plain import harmless
 from ckpt_supervisor.view.totals import is_least, label, reached_is_least
 
 TITLE = 10
-LINES_MAX = 4
+TEXT_MAX = 1_000
+"""Characters of one sentence in a terminal, which are wrapped."""
+
+NAMES_MAX = 8
 RANKS_MAX = 3
 QUIET_MS = 1_000
 """Ranks that are less apart than this are not late."""
@@ -33,15 +36,30 @@ class Said(msgspec.Struct, frozen=True):
     lines: tuple[str, ...] = ()
     cause: str = ""
     source: str = ""
+    note: str = ""
+    """What there is to say of the search itself."""
 
 
 def chosen(run: Run, asked: str = "") -> Attempt | None:
     """The attempt that is asked for (`2`, `0#3`), or the last interruption; the newest one if there was none."""
-    if asked:
-        found = [one for one in run.attempts if asked in (label(one, run), str(one.attempt))]
-        return found[-1] if found else None
-    interrupted = [one for one in run.attempts if one.cause not in (causes.RUNNING, causes.FINISHED)]
-    return (interrupted or [*run.attempts])[-1]
+    found = fitting(run, asked) if asked else [*run.attempts]
+    interrupted = [one for one in found if one.cause not in (causes.RUNNING, causes.FINISHED)]
+    return (interrupted or found)[-1] if found else None
+
+
+def fitting(run: Run, asked: str) -> list[Attempt]:
+    """The attempts that this names: more than one where several have the number, as without Slurm."""
+    return [one for one in run.attempts if asked in (label(one, run), str(one.attempt), f"{one.attempt}#{one.epoch}")]
+
+
+def others(run: Run, asked: str, one: Attempt) -> str:
+    """That the name fits more attempts than the one that is told, and how they are named; "" if it does not."""
+    names = [label(each, run) for each in fitting(run, asked)] if asked else []
+    if len(names) < 2:
+        return ""
+    named = ", ".join(names) if len(names) <= NAMES_MAX else f"{', '.join(names[:2])} ... {names[-1]}"
+    other = next(name for name in reversed(names) if name != label(one, run))
+    return f"--attempt {asked} is {named}: this is {label(one, run)}; for another one say --attempt {other}"
 
 
 def lines(one: Attempt, run: Run, said: Said, width: int | None) -> list[str]:
@@ -70,9 +88,15 @@ def facts(one: Attempt, run: Run, said: Said) -> list[tuple[str, str]]:
         ("decided", _decided(one)),
         ("late", _late(one)),
         ("lost", _lost(one)),
-        ("change", advice(one, said.cause) or "nothing"),
+        ("change", _change(one, run, said)),
     ]
     return found + _found(one, run, said)
+
+
+def _change(one: Attempt, run: Run, said: Said) -> str:
+    if one.cause in causes.BY_A_PERSON and run.attempts[-1] is not one and not one.requeue.startswith("refused"):
+        return "nothing: a person ended it, and it was started again"
+    return advice(one, said.cause, label(one, run)) or "nothing"
 
 
 def _found(one: Attempt, run: Run, said: Said) -> list[tuple[str, str]]:
@@ -84,7 +108,7 @@ def _found(one: Attempt, run: Run, said: Said) -> list[tuple[str, str]]:
 def told_cause(one: Attempt, said: Said) -> str:
     """The cause, with Slurm's word for it where the journal has none."""
     detail = f" ({one.detail})" if one.detail else ""
-    if one.cause in causes.UNTOLD and said.cause not in ("", "requeued"):
+    if causes.is_untold(one) and said.cause not in ("", "requeued"):
         return f"{one.cause}; Slurm says: {said.cause}{detail}"
     if not one.cause:
         return "at it now" if one.is_running else "no last word: still at it, or lost"
@@ -94,6 +118,8 @@ def told_cause(one: Attempt, said: Said) -> str:
 
 def _time_given(one: Attempt) -> str:
     notice = one.notice
+    if notice is None and not one.is_told:
+        return f"not known: {causes.HEADLESS}"
     if notice is None:
         return "none: nobody had announced its end"
     if notice.cause in (causes.FAILED, causes.HUNG):
@@ -101,10 +127,13 @@ def _time_given(one: Attempt) -> str:
     known = f" first taken for: {notice.first_cause};" if notice.first_cause not in ("", "not known") else ""
     left = "it is not known how long it had" if notice.left_ms is None else f"{span_text(notice.left_ms)} until the kill"
     out = "" if one.out_ms is None else f"; it was out after {span_text(one.out_ms)}"
-    return f"{notice.by} at {instant(notice.at_ns)};{known} {left}{out}"
+    asked = "asked by " if notice.cause == "asked to leave" else ""
+    return f"{asked}{notice.by} at {instant(notice.at_ns)};{known} {left}{out}"
 
 
 def _decided(one: Attempt) -> str:
+    if not one.is_told and not one.outcome:
+        return f"not known: {causes.HEADLESS}"
     last = last_save(one)
     notice = one.notice
     shares = []
@@ -151,9 +180,12 @@ def _saves_before(one: Attempt) -> str:
 
 def _late(one: Attempt) -> str:
     last = last_save(one)
+    if not one.is_told:
+        return "not known"
     if last is None:
         if one.cause in (causes.FAILED, causes.HUNG, causes.OUT_OF_MEMORY):
-            return f"no save ran; {_marked(one)}" if _marked(one) else "no save ran"
+            marked = _marked(one)
+            return f"no save ran; {marked}" if marked and marked not in _decided(one) else "no save ran"
         return "no save ran at its end"
     problems = [word for word in last.words if word.problem]
     if problems:
@@ -187,24 +219,28 @@ def slowest(words: Sequence[Word]) -> str:
 
 
 def _lost(one: Attempt) -> str:
-    stands = "there is no checkpoint" if one.kept is None else f"step {number(one.kept)} stands"
+    stands = "there is no checkpoint" if one.is_told else "which checkpoint stands is not known either"
+    stands = stands if one.kept is None else f"step {number(one.kept)} stands"
     if one.fell_to is not None:
         stands += f", but the next start {f'went on from step {number(one.fell_to)}' if one.fell_to else 'began from scratch'}"
+    if one.lost_steps is None and not one.is_told:
+        return f"not known: {causes.HEADLESS}; {stands}"
     if one.lost_steps is None:
         return f"not known: nobody has told how far it had come; {stands}"
-    spent = f", {span_text(one.lost_ms)} of training" if one.lost_ms else ""
+    spent = f", {span_text(one.lost_ms)} of time" if one.lost_ms else ""
     least = is_least(one)
     if not one.lost_steps:
-        return f"nothing that is known of, and what was done since then; {stands}" if least else f"nothing; {stands}"
+        after = " that is known of, and any step after its last word is lost as well" if least else ""
+        return f"nothing{after}; {stands}"
     known = " at least" if reached_is_least(one) else ""
     reached = "" if one.reached is None else f" (it had come to step {number(one.reached)}{known})"
     return f"{'at least ' if least else ''}{counted(one.lost_steps, 'step')}{spent}{reached}; {stands}"
 
 
 def _wrapped(title: str, text: str, width: int | None, indent: int) -> list[str]:
-    safe = harmless(text, 2_000)
+    safe = harmless(text, TEXT_MAX if width else 2 * TEXT_MAX)
     room = 1_000_000 if width is None else max(20, width - indent - 3)
-    parts = textwrap.wrap(safe, room, break_on_hyphens=False, max_lines=LINES_MAX, placeholder=" ...") or [""]
+    parts = textwrap.wrap(safe, room, break_on_hyphens=False) or [""]
     if not indent:
         return [part if place == 0 else f"  {part}" for place, part in enumerate(parts)]
     return [f"  {title if place == 0 else '':<{indent}}{part}" for place, part in enumerate(parts)]

@@ -1,13 +1,14 @@
 """Why attempts ended, in a few families that a chart can tell apart.
 
-Owns which cause belongs to which family, and how the family is marked. Must not derive a cause: view/causes.py has.
+Owns which cause belongs to which family, and how the family is marked. Must not derive a cause, nor say more than it does:
+view/causes.py has the words.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from ckpt_supervisor.view.report.palette import BLUE, GREEN, GREY, OCHRE, PINK, PURPLE, RED, Colour
+from ckpt_supervisor.view.report.palette import BLUE, GREEN, GREY, OCHRE, PINK, PURPLE, RED, TEAL, Colour
 
 
 class Family(NamedTuple):
@@ -21,9 +22,11 @@ class Family(NamedTuple):
 
 
 FAMILIES = (
-    Family("preempted", PURPLE, "dash", "triangle-down", frozenset({"preempted", "signal", "no end in sight"})),
+    Family("preempted", PURPLE, "dash", "triangle-down", frozenset({"preempted"})),
+    Family("signal", TEAL, "dash", "triangle-up", frozenset({"signal", "no end in sight"})),
     Family("time limit", OCHRE, "dot", "square", frozenset({"end of the time limit ahead", "time limit reached"})),
-    Family("node lost", RED, "solid", "x", frozenset({"node failure", "lost without a word"})),
+    Family("node failure", RED, "solid", "x", frozenset({"node failure"})),
+    Family("lost without a word", GREY, "solid", "cross", frozenset({"lost without a word"})),
     Family(
         "training failed", RED, "dashdot", "star-triangle-up", frozenset({"training failed", "training hung", "out of memory"})
     ),
@@ -31,7 +34,7 @@ FAMILIES = (
     Family("not started", PINK, "dot", "hexagon2", frozenset({"refused", "only damaged checkpoints", "could not be started"})),
     Family("finished", GREEN, "longdashdot", "star", frozenset({"finished"})),
 )
-OTHER = Family("other", GREY, "solid", "circle-open", frozenset())
+OTHER = Family("other", GREY, "longdashdot", "circle-open", frozenset())
 
 
 def family_of(cause: str) -> Family:

@@ -47,7 +47,10 @@ def cards(run: Run) -> tuple[Card, ...]:
     least = " or more" if sums.lost_is_least and sums.lost_steps is not None else ""
     newest = max((commit.step for one in run.attempts for commit in one.commits), default=None)
     saves = f"{count(sums.failed_saves) if sums.failed_saves else 'none'} failed; training held for {span(sums.hold_ms)}"
-    ended = listed([f"{number} {cause}" for cause, number in sorted(sums.ended.items(), key=lambda pair: -pair[1])[:ENDS_MAX]])
+    ends = sorted(sums.ended.items(), key=lambda pair: -pair[1])
+    others = sum(number for _, number in ends[ENDS_MAX:])
+    more = [f"{count(others)} {'other' if others == 1 else 'others'}"] if others else []
+    ended = listed([*(f"{count(number)} {cause}" for cause, number in ends[:ENDS_MAX]), *more])
     out_most = (
         f"median; {span(sums.out_ms_most)} at most" if sums.out_ms_most is not None else "no notice was followed by an exit"
     )
@@ -110,7 +113,7 @@ def _row(one: Attempt, name: str, several: bool) -> tuple[str, ...]:
 
 def _cause(one: Attempt) -> str:
     if not one.cause:
-        return {True: "still running", False: UNKNOWN, None: "running, or lost just now"}[one.is_running]
+        return {True: "still running", False: UNKNOWN, None: "running, or lost without a last word"}[one.is_running]
     return f"{one.cause}: {one.detail}" if one.detail else one.cause
 
 

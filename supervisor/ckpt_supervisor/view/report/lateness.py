@@ -22,6 +22,9 @@ RANKS_MAX = 128
 
 LATEST_MAX = 100
 
+STRONGEST_S = 0.1
+"""What is so late has the strongest colour where nobody was later."""
+
 
 class Late(NamedTuple):
     """One rank in one round. `late_ms` is None where it said nothing."""
@@ -98,6 +101,7 @@ def _traces(
                 text[row][at] = f"rank {late.rank}, {late.said}: {span(late.late_ms)} after the first one"
             if late.problem:
                 crosses[row, at] = label(f"rank {late.rank}: {late.problem}", 160)
+    most = max([STRONGEST_S, *(late_s for row in z for late_s in row if late_s is not None)])
     scale = [[number / (len(HEAT) - 1), colour.light] for number, colour in enumerate(HEAT)]
     bar = {
         "title": {"text": "seconds<br>late", "font": {"size": 12, "color": SOFT.light}},
@@ -108,7 +112,7 @@ def _traces(
     }
     heat = {
         "type": "heatmap", "name": "lateness", "x": list(names), "y": list(rows), "z": z, "text": text,
-        "colorscale": scale, "zmin": 0,
+        "colorscale": scale, "zmin": 0, "zmax": most,
         "colorbar": bar, "hoverongaps": False, "xgap": 1, "ygap": 1 if len(rows) <= 64 else 0,
         "hovertemplate": "round %{x}<br>%{text}<extra></extra>",
     }  # fmt: skip
@@ -130,11 +134,12 @@ def _said(columns: Sequence[Sequence[Late]], names: Sequence[str]) -> str:
     timed = [(late.late_ms, late, name) for late, name in pairs if late.late_ms is not None]
     if timed:
         worst, late, name = max(timed, key=lambda item: item[0])
-        parts.append(f"The latest was rank {late.rank} in round {name}, {span(worst)} after the first one ({late.said}).")
+        latest = f"The latest was rank {late.rank} in round {name}, {span(worst)} after the first one ({late.said})."
+        parts.append(latest if worst else "Nobody was late.")
     last: dict[int, int] = {}
     for column in columns:
         known = [late for late in column if late.late_ms is not None]
-        if len(known) > 1:
+        if len(known) > 1 and any(late.late_ms for late in known):
             rank = max(known, key=lambda item: item.late_ms or 0).rank
             last[rank] = last.get(rank, 0) + 1
     if last:

@@ -15,6 +15,7 @@ from ckpt_supervisor.view.report.palette import BLUE, RED
 from ckpt_supervisor.view.report.words import Names, axis_instant, instant, is_sane
 
 POINTS_MAX = 4_000
+SINGLE = 7
 _UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (1, "bytes"))
 
 Point = tuple[int, int, int]
@@ -64,7 +65,10 @@ def _trace(name: str, lines: list[list[Point]], place: int, per: int, line: dict
     for points in lines:
         x += [*(axis_instant(point[0]) for point in points), None]
         y += [*(round(point[place] / per, 4) if point[place] else None for point in points), None]
-    how = {"mode": "lines", "line": line, "connectgaps": False, "hovertemplate": "%{x}: %{y:,.4~g}"}
+    how: dict[str, Any] = {"mode": "lines", "line": line, "connectgaps": False, "hovertemplate": "%{x}: %{y:,.4~g}"}
+    if any(len(points) == 1 for points in lines):  # A line of one point is none.
+        sizes = [SINGLE if len(points) == 1 else 0 for points in lines for _ in range(len(points) + 1)]
+        how |= {"mode": "lines+markers", "marker": {"size": sizes, "color": line["color"], "opacity": 1, "line": {"width": 0}}}
     return {"type": "scatter", "name": name, "x": x, "y": y, **how}
 
 

@@ -18,6 +18,9 @@ from ckpt_supervisor.view.report.words import Names, axis_instant, count, counte
 
 POINTS_MAX = 6_000
 CHECKPOINTS_MAX = 3_000
+LINES_MAX = 60
+"""Above so many ends their lines would be a wall before the rest."""
+
 MANY = 150
 """More points than this would run together."""
 
@@ -132,7 +135,8 @@ def _state(commit: Commit, seen: Mapping[int, look.Seen], is_last: bool) -> str:
 
 
 def _marks(run: Run, top: int, called: Names) -> list[dict[str, Any]]:
-    """A line over the whole height for each end, a family a trace, so that the legend can hide it."""
+    """A line over the whole height for each end, a family a trace, so that the legend can hide it; of very many only its mark."""
+    has_lines = len([one for one in run.attempts if one.cause and one.ended_ns is not None]) <= LINES_MAX
     height = max(1, top) * 1.06
     traces = []
     for family in (*FAMILIES, OTHER):
@@ -143,14 +147,14 @@ def _marks(run: Run, top: int, called: Names) -> list[dict[str, Any]]:
         for one, at in ends:
             if at is None:
                 continue
-            x += [axis_instant(at), axis_instant(at), None]
-            y += [0, height, None]
-            text += [label(f"attempt {called(one)}: {one.cause}")] * 3
+            x += [axis_instant(at), axis_instant(at), None] if has_lines else [axis_instant(at)]
+            y += [0, height, None] if has_lines else [height]
+            text += [label(f"attempt {called(one)}: {one.cause}")] * (3 if has_lines else 1)
         if x:
             traces.append(
                 {
                     "type": "scatter",
-                    "mode": "lines+markers",
+                    "mode": "lines+markers" if has_lines else "markers",
                     "name": family.title,
                     "x": x,
                     "y": y,
@@ -159,7 +163,7 @@ def _marks(run: Run, top: int, called: Names) -> list[dict[str, Any]]:
                     "line": {"color": family.colour.light, "width": 1.5, "dash": family.dash},
                     "marker": {
                         "symbol": family.symbol,
-                        "size": [0, 10, 0] * (len(x) // 3),
+                        "size": [0, 10, 0] * (len(x) // 3) if has_lines else 10,
                         "color": family.colour.light,
                         "opacity": 1,
                         "line": {"width": 0},
