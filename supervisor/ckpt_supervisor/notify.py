@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from ckpt_client import wire
 
-from ckpt_supervisor import event_command
+from ckpt_supervisor import shell_command
 from ckpt_supervisor.core.describe import Entry
 from ckpt_supervisor.core.state import Kind, State
 from ckpt_supervisor.event_names import TOLD
@@ -58,8 +58,8 @@ class Notify:
         self._view = view
         self._chosen = frozenset(options.on_event_for)
         self._base = environment(launch.env, str(options.dir), launch.job.name, "")
-        blocked = event_command.signals(SHIELDED, options.notice_signals, options.save_signals)
-        self._way = event_command.Way(options.on_event, self._base, launch.claims, blocked)
+        blocked = shell_command.signals(SHIELDED, options.notice_signals, options.save_signals)
+        self._way = shell_command.Way(options.on_event, self._base, launch.claims, blocked)
         self._waiting = 0
         self._last_round = 0
         """The number of a save before leaving."""
@@ -100,7 +100,7 @@ class Notify:
 
         def run() -> str | None:
             give_up = self._give_up(event in LAST)
-            return event_command.run(way, line, give_up) if time.monotonic() < give_up() else None
+            return shell_command.run(way, give_up, line).problem if time.monotonic() < give_up() else None
 
         def over(problem: str | Broken | None) -> None:
             self._waiting -= 1

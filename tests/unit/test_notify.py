@@ -1,5 +1,5 @@
 """Which lines --on-event tells, in which order, and how long it may take. The lane is a stand-in; commands run in
-tests/process/test_event_command.py."""
+tests/process/test_shell_command.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ckpt_supervisor import event_command, notify
+from ckpt_supervisor import notify, shell_command
 from ckpt_supervisor.core.describe import Entry
 from ckpt_supervisor.core.state import Kind
 from ckpt_supervisor.event_names import EVENTS, TOLD
@@ -200,4 +200,4 @@ def test_a_command_that_takes_long_is_given_up_before_the_flush_is() -> None:
 
     assert END_MS + 500 <= app.FLUSH_MS
     assert notify.LAST <= EVENTS
-    assert event_command.REAP_S < TIMEOUT_S
+    assert shell_command.REAP_S < TIMEOUT_S

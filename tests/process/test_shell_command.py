@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from ckpt_supervisor import children, event_command
+from ckpt_supervisor import children, shell_command
 from ckpt_supervisor.children import Claims
-from ckpt_supervisor.event_command import TEXT_CHARS_MAX, Way
 from ckpt_supervisor.journal import LINE_BYTES_MAX
+from ckpt_supervisor.shell_command import TEXT_CHARS_MAX, Way
 from ckpt_supervisor.slurm import SHIELDED
 
 from tests.support.run import environment, eventually, is_alive
@@ -38,13 +38,13 @@ class Stage:
     ) -> str:
         """What went wrong."""
         base = environment({"PATH": os.environ["PATH"], "OUT": str(self.directory), **(env or {})})
-        way = Way(command, base, self.claims, event_command.signals(SHIELDED, (signal.SIGRTMIN + 3,)))
+        way = Way(command, base, self.claims, shell_command.signals(SHIELDED, (signal.SIGRTMIN + 3,)))
         end = time.monotonic() + timeout_s
         problems: list[str] = []
 
         def work() -> None:
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-            problems.append(event_command.run(way, line, give_up or (lambda: end)))
+            problems.append(shell_command.run(way, give_up or (lambda: end), line).problem)
 
         thread = threading.Thread(target=work)
         thread.start()

@@ -1,10 +1,10 @@
-"""One bounded run of the command of --on-event: what it gets, how long it may take, and what of it is left, which is nothing.
+"""One bounded run of a shell command of the user's, --on-event's or --resubmit's: its input, its time, and what is left of it.
 
-Owns the child. Must not decide which events are told, or what follows from a failure (notify.py). As the command of --resubmit it
-runs in a session of its own, deaf to the signals that a broadcast to the step would kill it by, and in the environment that
-resubmit.py makes. The line comes from memory, so a command that never reads it holds up nobody; output is read and dropped, so
-one that floods does not block; all of its session is killed when it has ended, or when its time is over. Only what has made a
-session of its own meanwhile (setsid, a daemon) is not found again.
+Owns the child. Must not decide when it is due, or what follows from a failure (notify.py, core/leaving.py). It runs in a session
+of its own, deaf to the signals that a broadcast to the step would kill it by, as scontrol is (slurm.py). What it reads comes from
+memory, so one that never reads holds up nobody; output beyond a bound is read and dropped, so one that floods does not block. All
+of its session is killed when its time is over, or, if that is asked for, when it has ended. Only what has made a session of its
+own meanwhile (setsid, a daemon) is not found again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ READS_MAX = 16
 """Most reads before it is looked again whether time is over: a command may print for ever."""
 
 TEXT_CHARS_MAX = 300
-"""So much of its output is told when it fails."""
+"""So much of its output is told."""
 
 
 class Way(NamedTuple):
@@ -48,27 +48,35 @@ class Way(NamedTuple):
     """Signals that it does not get."""
 
 
-def run(way: Way, line: str, give_up_s: Callable[[], float]) -> str:
-    """Run it once with this line on its standard input; what went wrong, "" for nothing. Blocks; may run in any thread.
+class Done(NamedTuple):
+    """What came of it: `said` is the beginning of what it printed, `problem` what went wrong, "" for nothing."""
 
-    `give_up_s`: until when it may take, on the monotonic clock. Asked again and again: it may become less meanwhile.
+    said: str
+    problem: str
+
+
+def run(way: Way, give_up_s: Callable[[], float], line: str = "", *, ends_all: bool = True) -> Done:
+    """Run it once with this line on its standard input. Blocks; may run in any thread.
+
+    `give_up_s`: until when it may take, on the monotonic clock. Asked again and again: it may become less meanwhile. `ends_all`:
+    what it leaves in the background is ended with it, also where it has ended by itself.
     """
     try:
         child = _start(way, line)
     except OSError as error:
-        return f"sh cannot be started: {error.strerror}"
+        return Done("", f"sh cannot be started: {error.strerror}")
     began = time.monotonic()
     try:
-        said, status, in_time = _watch(child, give_up_s)
+        said, status, in_time = _watch(child, give_up_s, ends_all)
     finally:
         way.claims.release(child.pid)
     text = one_line(said.decode(errors="replace").strip())[:TEXT_CHARS_MAX]
     told = f": {text}" if text else ""
     if not in_time:
-        return f"it did not end within {time.monotonic() - began:.1f} s and was killed{told}"
+        return Done(text, f"it did not end within {time.monotonic() - began:.1f} s and was killed{told}")
     if status is None:
-        return f"its exit status was lost{told}"
-    return f"it ended with {status if status > 0 else 128 - status}{told}" if status else ""
+        return Done(text, f"its exit status was lost{told}")
+    return Done(text, f"it ended with {status if status > 0 else 128 - status}{told}" if status else "")
 
 
 def _start(way: Way, line: str) -> subprocess.Popen[bytes]:
@@ -77,7 +85,7 @@ def _start(way: Way, line: str) -> subprocess.Popen[bytes]:
     ignoring = f"trap '' {' '.join(map(str, sorted(way.blocked)))}"
     before = signal.pthread_sigmask(signal.SIG_SETMASK, way.blocked)
     try:
-        with _memory(f"{line}\n".encode()) as stdin, way.claims.forking() as claim:
+        with _memory(f"{line}\n".encode() if line else b"") as stdin, way.claims.forking() as claim:
             child = subprocess.Popen(
                 ("/bin/sh", "-c", f"{ignoring}\n{way.command}"),
                 env=way.env,
@@ -105,8 +113,12 @@ def _memory(data: bytes) -> IO[bytes]:
     return file
 
 
-def _watch(child: subprocess.Popen[bytes], give_up_s: Callable[[], float]) -> tuple[bytes, int | None, bool]:
-    """What it prints until it ends, its status (None: lost, or it did not even die), and whether it ended in time."""
+def _watch(child: subprocess.Popen[bytes], give_up_s: Callable[[], float], ends_all: bool) -> tuple[bytes, int | None, bool]:
+    """What it prints until it ends, its status (None: lost, or it did not even die), and whether it ended in time.
+
+    Its end counts, not that of its output, which something that it left in the background may hold open. Not Popen.wait: that
+    takes a status lost to another waiter for 0.
+    """
     assert child.stdout is not None
     kept = bytearray()
     with child.stdout as pipe:
@@ -127,7 +139,7 @@ def _watch(child: subprocess.Popen[bytes], give_up_s: Callable[[], float]) -> tu
                 poll.poll(POLL_MS)
             else:
                 select.select((), (), (), POLL_MS / 1000)
-    if has_status:
+    if has_status and (ends_all or killed_s is not None):
         _kill(child.pid)  # What it has left in the background. Until it is waited for nobody else has its number.
     status = _waited(child.pid) if has_status else None
     child.returncode = status if status is not None else -signal.SIGKILL  # Keeps Popen from waiting for it once more.
