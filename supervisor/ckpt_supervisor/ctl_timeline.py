@@ -97,7 +97,7 @@ def looks_of(arguments: argparse.Namespace) -> Looks:
     from ckpt_supervisor.view.timeline import WIDTH_DEFAULT, WIDTH_MAX, Looks
 
     is_terminal = sys.stdout.isatty()
-    width = width_of(sys.stdout.fileno()) if is_terminal or columns_given() else WIDTH_DEFAULT
+    width = width_of(sys.stdout.fileno()) if is_terminal else columns_given() or WIDTH_DEFAULT
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")
     return Looks(min(width, WIDTH_MAX), is_terminal and arguments.colour, unicode)
 

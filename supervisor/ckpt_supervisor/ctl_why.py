@@ -119,7 +119,7 @@ def _tell(arguments: argparse.Namespace, told: Run) -> int:
     if arguments.json:
         out_json(why.record(one, told, said))
     else:
-        width = width_of(sys.stdout.fileno()) if sys.stdout.isatty() or columns_given() else None
+        width = width_of(sys.stdout.fileno()) if sys.stdout.isatty() else columns_given() or None
         for line in why.lines(one, told, said, width):
             out(line)
     return EXIT_UNKNOWN if problem else EXIT_OK

@@ -144,7 +144,7 @@ def look_of(arguments: argparse.Namespace) -> Look:
     from ckpt_supervisor.view.checkpoints import Look
 
     is_terminal = sys.stdout.isatty()
-    width = width_of(sys.stdout.fileno()) if is_terminal or columns_given() else None
+    width = width_of(sys.stdout.fileno()) if is_terminal else columns_given() or None
     return Look(width, is_terminal and arguments.colour, datetime.now(timezone.utc))
 
 
@@ -159,10 +159,11 @@ def width_of(fd: int) -> int:
 
 
 def columns_given() -> int:
-    """What COLUMNS says, 0 where it says nothing and standard output is no terminal."""
+    """What COLUMNS says, within reason; 0 where it says nothing and standard output is no terminal."""
     import shutil
 
-    return shutil.get_terminal_size((0, 0)).columns
+    columns = shutil.get_terminal_size((0, 0)).columns
+    return max(WIDTH_MIN, columns) if columns else 0
 
 
 def bar_of(name: str) -> Bar:
