@@ -70,6 +70,10 @@ ASK_PAUSE_S = 0.001
 STEPD = "slurmstepd"
 """Sends Slurm's signals to the processes of a step, one after the other: to us last, and after seconds where a node swaps."""
 
+FORWARDERS = frozenset({"timeout"})
+"""coreutils' timeout hands a SIGTERM that it gets on to its command. While a notice is in force that is the broadcast once more:
+where it comes before Slurm's own, the kernel keeps its name as the sender's, not slurmstepd's (seen once in some hundred runs)."""
+
 ABSORBED_MAX = 10_000
 PRESS_MS = 20
 
@@ -258,6 +262,8 @@ class Shield:
             found = 0 if sender is None else sender.pid
             if found > 0 and procfs.name_of(found) == STEPD:
                 return "absorb"  # However late the rest of the broadcast is.
+            if is_outside and found > 0 and procfs.name_of(found) in FORWARDERS:
+                return "absorb"
             if self._is_ours(found, who[0]) or is_settled:
                 return "deliver"
             return "absorb" if is_outside else "leave"

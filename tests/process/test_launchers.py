@@ -216,6 +216,19 @@ def test_several_signals_to_every_process_in_mid_save_end_nobody(tmp_path: Path)
         saved_at_the_last_step(run, 1)
 
 
+def test_a_broadcast_that_timeout_hands_on_before_it_has_come_itself_costs_no_save(tmp_path: Path) -> None:
+    """The supervisor first, then timeout, which hands it on: the kernel keeps the first sender's name, and it is not Slurm's."""
+    shell = ["sh", "-c", 'timeout 10m "$@"; exit $?', "sh"]  # dash gives its children an empty signal mask.
+    with supervised(tmp_path, [*shell, *toy(*FOREVER, "--step-ms", 20, "--save-ms", 500)]) as run:
+        rank = run.event("rank_hello")["rank_pid"]
+        parent = procfs.stat(rank)
+        assert parent is not None
+        run.signal(signal.SIGTERM)
+        os.kill(parent.parent, signal.SIGTERM)
+        assert run.code() == 75, run.story()
+        assert run.events("commit")
+
+
 def test_a_time_out_that_a_wrapper_imposes_still_ends_its_program(tmp_path: Path) -> None:
     """`timeout 1 sleep 600`: its SIGTERM is blocked in the program as all are, and is completed: 124, as without us."""
     with supervised(tmp_path, ["timeout", "1", "sleep", "600"]) as run:
