@@ -72,7 +72,7 @@ STEPD = "slurmstepd"
 
 FORWARDERS = frozenset({"timeout"})
 """coreutils' timeout hands a SIGTERM that it gets on to its command. While a notice is in force that is the broadcast once more:
-where it comes before Slurm's own, the kernel keeps its name as the sender's, not slurmstepd's (seen once in some hundred runs)."""
+where it comes before Slurm's own, the kernel keeps its name as the sender's, not slurmstepd's (seen once in some 100 runs)."""
 
 ABSORBED_MAX = 10_000
 PRESS_MS = 20
