@@ -275,6 +275,20 @@ def test_the_library_is_imported_by_open_and_not_before() -> None:
         assert stage.said() == []
 
 
+def test_the_library_comes_without_the_console_that_it_would_bring() -> None:
+    """3.4 MB in each supervisor; whoever wants rich afterwards can import it."""
+    script = """
+        import json, sys
+        from ckpt_supervisor import journal
+        journal.load_structlog()
+        kept_out = sorted(name for name in ("rich", "plotly", "shtab", "prometheus_client") if name in sys.modules)
+        import rich
+        print(json.dumps(["structlog" in sys.modules, kept_out, rich.__name__]), flush=True)
+    """
+    with Stage(script) as stage:
+        assert stage.said() == [True, [], "rich"]
+
+
 @pytest.mark.parametrize("after", [0.0, 0.003, 0.01, 0.03])
 def test_a_killed_writer_leaves_whole_lines(tmp_path: Path, after: float) -> None:
     """SIGKILL at any moment leaves every line whole, without a gap."""
