@@ -436,17 +436,18 @@ class Supervisor:
         if self.policy.adopts and self.state.notice is None:
             self._wait_for("prune")  # The last look may have made several checkpoints, and nobody comes to remove the old ones.
         self.lines.write()
-        self._wait_for("meeting", "journal", *(late := self.watching.lanes_at_end))
-        if late:  # What came of their last work.
+        self._wait_for("meeting", "journal")
+        if late := self.watching.lanes_at_end:  # Their last work, and what came of it.
+            self._wait_for(*late, within_ms=max(late.values()))
             self.lines.write()
             self._wait_for("journal")
 
-    def _wait_for(self, *lanes: str) -> None:
+    def _wait_for(self, *lanes: str, within_ms: int = FLUSH_MS) -> None:
         """Until these lanes have done what is asked of them by now, within a bound."""
         flushed: list[bool] = []
         for lane in lanes:
             self.lanes.post(lane, "flush", _ignore, lambda _: flushed.append(True))
-        end = now_ms() + FLUSH_MS
+        end = now_ms() + within_ms
         while len(flushed) < len(lanes) and now_ms() < end:
             self.poller.poll(max(0, end - now_ms()))
             self.launch.inbox.drain()

@@ -27,6 +27,9 @@ if TYPE_CHECKING:  # With prometheus-client: imported in the lane.
 
 LANE = "metrics"
 
+END_MS = 2_000
+"""The last file may take so long."""
+
 EVERY_MS = 15_000
 """The file is written this often, also when nothing has changed: its age (`node_textfile_mtime_seconds`) shows a dead run."""
 
@@ -67,10 +70,10 @@ class Metrics:
         return (self._at_ms,)
 
     @property
-    def lanes_at_end(self) -> tuple[str, ...]:
-        """What the end waits for, within its bound."""
+    def lanes_at_end(self) -> dict[str, int]:
+        """What the end waits for, and how long."""
         is_stuck = self._began_ms is not None and _now_ms() - self._began_ms > STUCK_MS
-        return () if is_stuck else (LANE,)
+        return {} if is_stuck else {LANE: END_MS}
 
     def look(self, now_ms: int) -> None:
         """Have the file written, if it is time; begin to answer, if that is asked for."""

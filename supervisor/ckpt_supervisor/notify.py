@@ -1,8 +1,8 @@
 """Tells the user's own command what happens to the run: --on-event, with the journal's line on its standard input.
 
 Owns which lines are told, the order, and the bounds. Must not hold anything up: the command runs in a lane of its own, one at a
-time, 10 s each, and what comes while many wait is dropped and counted. Once the run's end is decided there are 1.5 s more for all
-that waits, half of it for the end itself, and never past the time at which the supervisor has to be out.
+time, 10 s each, and what comes while many wait is dropped and counted. Once the run's end is decided there are 5 s more for all
+that waits, the last 1.5 s of it for the end itself, and never past the time at which the supervisor has to be out.
 
 Only task 0's supervisor has it: it knows of all tasks, and one message is enough.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import time
 from collections.abc import Callable
+from typing import ClassVar
 
 from ckpt_client import wire
 
@@ -32,12 +33,15 @@ TIMEOUT_S = 10.0
 WAITING_MAX = 16
 """So many may wait, with the one that runs; later ones are dropped."""
 
-END_MS = 1_500
-"""Once the end is decided. Less than what the supervisor waits for its lanes then (app.FLUSH_MS): to be killed takes time too,
-and what has not been killed when the supervisor is gone lives on."""
+END_MS = 5_000
+"""Once the end is decided. A notice tells five things within a second, and a Python or a curl for each takes 0.2 s to 0.5 s on a
+busy node: that much is worth a node's time. A command that hangs costs it once."""
 
-OWN_SHARE = 2
-"""Of that time, one part in so many is kept for the end itself."""
+KILL_MS = 500
+"""The supervisor waits for its lane so much longer: what has not been killed when the supervisor is gone lives on."""
+
+OWN_MS = 1_500
+"""The last of that time, at most half of it, is kept for the end itself."""
 
 LAST = frozenset({"exit", "refused"})
 """After these the supervisor ends."""
@@ -49,7 +53,7 @@ TOO_MANY = f"{WAITING_MAX} were waiting"
 class Notify:
     """The watch. `view`: the machine's state."""
 
-    lanes_at_end = (LANE,)
+    lanes_at_end: ClassVar = {LANE: END_MS + KILL_MS}
 
     def __init__(self, launch: Launch, lanes: Lanes, lines: Lines, view: Callable[[], State]) -> None:
         options = launch.options
@@ -143,7 +147,7 @@ class Notify:
         now_ms = time.monotonic_ns() // 1_000_000
         notice = self._view().notice
         left_ms = END_MS if notice is None else max(0, min(END_MS, notice.budget.out_by_ms - now_ms))
-        self._other_end_s = (now_ms + left_ms - left_ms // OWN_SHARE) / 1_000
+        self._other_end_s = (now_ms + left_ms - min(OWN_MS, left_ms // 2)) / 1_000
         self._end_s = (now_ms + left_ms) / 1_000
 
     def _give_up(self, is_last: bool) -> Callable[[], float]:

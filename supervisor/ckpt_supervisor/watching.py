@@ -98,9 +98,9 @@ class Watching:
         return [None if time is None or 0 <= wakes_at_ms - time <= SLACK_MS else time for time in times]
 
     @property
-    def lanes_at_end(self) -> tuple[str, ...]:
-        """Lanes in which any of them has something to do yet when all is over."""
-        return tuple(lane for watch in self._watches for lane in getattr(watch, "lanes_at_end", ()))
+    def lanes_at_end(self) -> dict[str, int]:
+        """Lanes in which any of them has something to do yet when all is over, with the milliseconds that this may take."""
+        return {lane: ms for watch in self._watches for lane, ms in getattr(watch, "lanes_at_end", {}).items()}
 
     def look(self, now_ms: int) -> None:
         """A turn of each."""
