@@ -17,6 +17,7 @@ from ckpt_client.wire import SavedFile
 from ckpt_supervisor import procfs, store
 from ckpt_supervisor.core.commands import Commit, Verify
 from ckpt_supervisor.core.events import CommitResult
+from ckpt_supervisor.stderr import say
 
 if TYPE_CHECKING:
     from ckpt_supervisor.startup import Job
@@ -114,8 +115,14 @@ def _problem(report: store.Report) -> str:
     return "" if report.verdict is store.Verdict.INTACT else f"{report.verdict.value}: {report.reason}"
 
 
-def commit(directory: Path, job: Job, epoch: int, command: Commit, entries: Entries, created_at: str) -> tuple[CommitResult, str]:
-    """Commit a verified round; the result and, where there is something to say, why."""
+def commit(
+    directory: Path, job: Job, epoch: int, command: Commit, entries: Entries, created_at: str, device: int = 0
+) -> tuple[CommitResult, str]:
+    """Commit a verified round; the result and, where there is something to say, why.
+
+    `device`: the file system that the directory was on at the start. Removed under the run it is taken anew there: a run that
+    trains on for days without a save loses more than whoever removed it can have wanted.
+    """
     manifest = store.Manifest(
         step=command.step,
         world_size=max(1, command.world_size),
@@ -130,9 +137,14 @@ def commit(directory: Path, job: Job, epoch: int, command: Commit, entries: Entr
         files=entries,
     )
     outcome = store.commit(directory, command.partial, manifest)
+    said: list[str] = []
+    if isinstance(outcome, store.Unheld) and _retaken(directory, job, epoch, device):
+        said = [f"{outcome.reason}: this run has taken it anew, and what was in it is gone"]
+        outcome = store.commit(directory, command.partial, manifest)
+        say(said[0])
     match outcome:
         case store.Committed(put_aside=aside, latest_problem=problem):
-            said = [f"a damaged one of the same step was put aside as {aside.name}"] if aside is not None else []
+            said += [f"a damaged one of the same step was put aside as {aside.name}"] if aside is not None else []
             said += [f"latest could not be replaced: {problem}"] if problem else []
             return CommitResult.COMMITTED, "; ".join(said)
         case store.AlreadyThere():
@@ -141,6 +153,13 @@ def commit(directory: Path, job: Job, epoch: int, command: Commit, entries: Entr
             return CommitResult.FENCED, f"held by {store.describe_holder(holder)}" if holder is not None else ""
         case store.CommitFailed(errno_name=name, reason=reason):
             return CommitResult.FAILED, f"{name}: {reason}"
+
+
+def _retaken(directory: Path, job: Job, epoch: int, device: int) -> bool:
+    try:
+        return store.retake_epoch(directory, epoch, job.name, job.attempt, job.step_id, device)
+    except OSError:
+        return False
 
 
 def drop(directory: Path, partial: str) -> str:

@@ -10,7 +10,7 @@ EVENTS = frozenset({
     "adopted", "agreed", "asked", "command_asked", "command_ended", "command_exited", "command_not_started",
     "command_orphaned", "command_started", "commit", "control_asked", "control_done", "control_off", "control_refused",
     "coordinator_back", "coordinator_lost", "event_command_dropped", "event_command_failed", "exit", "garbage", "go",
-    "guard_lost", "hang_not_examined", "hang_over", "hang_suspected", "interval", "join_over", "journal_full",
+    "guard_lost", "hang_not_examined", "hang_over", "hang_suspected", "interval", "join_over", "journal_anew", "journal_full",
     "journal_lines_lost", "kill_wait", "killed", "leaving", "left_behind", "leftovers_ended", "leftovers_stuck", "look",
     "look_asked", "look_failed", "memory", "memory_near_limit", "metrics_failed", "metrics_served", "notice", "notice_over",
     "oom_kill", "partial_dropped", "partial_not_dropped", "passed_over", "phase", "progress", "prune_failed", "pruned",

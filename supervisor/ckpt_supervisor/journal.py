@@ -10,6 +10,7 @@ ms to import, so `open` does that, after the command has started.
 from __future__ import annotations
 
 import collections
+import errno
 import json
 import math
 import os
@@ -53,6 +54,9 @@ _FRAME_BYTES = 2_000  # What the last value may take beyond its room, and `"cut"
 _IDENTITY = ("ts", "mono_ms", "event", "level", "job", "attempt", "step_id", "epoch", "task", "host", "pid", "v")
 _RESERVED = frozenset({*_IDENTITY, "cut"})
 _FILE_MODE = 0o640
+
+LOOK_EVERY_MS = 5_000
+"""So often it is looked whether the file still has a name."""
 
 
 class Stamp(NamedTuple):
@@ -102,6 +106,7 @@ class Journal:
         self._unreported = 0
         self._size = 0
         self._is_full = False
+        self._looked_ms = 0
 
     def stamp(self) -> Stamp:
         """Now. Taken where the event happens, not where it is written."""
@@ -132,6 +137,9 @@ class Journal:
                 self._count_lost()
             return
         text = _instant(stamp)
+        if self._is_removed():
+            anew = {"text": "the file was removed; what was in it is gone"}
+            self._logger.msg("journal_anew", level="warning", ts=text, mono_ms=stamp.mono_ms, fields=anew)
         if self._size > FULL_BYTES and not self._is_full:
             self._is_full = True
             full = {"bytes": self._size, "text": "only warnings, errors, commits and the way out are written from here on"}
@@ -155,6 +163,22 @@ class Journal:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+    def _is_removed(self) -> bool:
+        """Whether somebody has removed the file; it is closed then, and the next line makes it anew."""
+        now_ms = time.monotonic_ns() // 1_000_000
+        if self._fd is None or now_ms < self._looked_ms + LOOK_EVERY_MS:
+            return False
+        self._looked_ms = now_ms
+        try:
+            if os.fstat(self._fd).st_nlink > 0:
+                return False
+        except OSError as error:
+            if error.errno != errno.ESTALE:  # What NFS says where another node has removed it.
+                return False
+        self.close()
+        self._is_full = False
+        return True
 
     def _make_file(self) -> str | None:
         try:

@@ -63,6 +63,8 @@ class Launch:
     """RLIMIT_NOFILE for the command, if it was raised for this process."""
     score: str = ""
     """The command's oom_score_adj."""
+    device: int = 0
+    """The file system that the checkpoint directory was on when it was taken (st_dev); 0 if that is not known."""
     taken_over: tuple[str, ...] = ()
     """What is to be told of another job that held the directory."""
     leftovers: Ended | None = None
@@ -211,6 +213,7 @@ def _prepared(
     try:
         Patience().look(lambda: options.dir.mkdir(parents=True, exist_ok=True))
         epoch = take_epoch(options.dir, job.name, job.attempt, job.step_id, asking, options.continues).epoch
+        device = options.dir.stat().st_dev
     except HeldByOther as error:
         raise _Unfit(
             f"--dir {options.dir}: {error}; give each run a directory of its own, or say --continues {error.holder.job} if "
@@ -220,7 +223,8 @@ def _prepared(
         raise _Unfit(f"--dir {options.dir}: {error}") from error
     hub = _hub(stack, options, job, epoch)
     taken_over = tuple(asking.lines)
-    return Launch(options, env, job, epoch, inbox, transport, claims, early, hub=hub, files_max=files_max, taken_over=taken_over)
+    taken = Launch(options, env, job, epoch, inbox, transport, claims, early, hub, device=device, taken_over=taken_over)
+    return dataclasses.replace(taken, files_max=files_max)
 
 
 def _hub(stack: contextlib.ExitStack, options: Options, job: Job, epoch: int) -> Hub | None:

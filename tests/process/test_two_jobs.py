@@ -203,16 +203,21 @@ def test_a_job_that_continues_a_live_one_fences_it_off(tmp_path: Path) -> None:
             assert max(new.intact()) >= newest
 
 
-def test_a_directory_that_is_removed_under_a_run_is_called_that(tmp_path: Path) -> None:
-    """Not "a newer attempt owns the directory": a rank has only made the path anew."""
+def test_a_directory_that_is_removed_under_a_run_is_taken_anew(tmp_path: Path) -> None:
+    """Days of training would be lost otherwise. It is told, and the journal begins again."""
     with trained(tmp_path, "--steps", 1_000_000, "--step-ms", 10, options=["--grace", "6s"]) as run:
         run.reached(5)
         run.event("rank_hello")
         shutil.rmtree(run.dir)
         run.signal(signal.SIGTERM)
-        assert run.code() == 76, run.story()
-        assert "was removed or emptied while this run was using it" in run.err
+        assert run.code() == 75, run.story()
+        assert "was removed or emptied while this run was using it: this run has taken it anew" in run.err
         assert "newer attempt" not in run.err
+        (step,) = run.intact()
+        assert store.check_epoch(run.dir, 1)
+    with trained(tmp_path, "--steps", step + 5) as again:
+        assert again.code() == 0
+        assert again.event("command_started", epoch=2)["resume_step"] == step
 
 
 def test_a_trace_of_checkpoints_is_looked_into_before_the_command_starts(tmp_path: Path) -> None:

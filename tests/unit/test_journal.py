@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import stat
 import sys
 from collections.abc import Iterator
@@ -202,6 +203,15 @@ def test_a_directory_that_cannot_be_made_is_told_and_tried_again(tmp_path: Path,
     book.write("kept", "info", STAMP, {})
     book.close()
     assert [(line["event"], line.get("lines")) for line in lines(book)] == [("kept", None), ("journal_lines_lost", 1)]
+
+
+def test_a_file_that_was_removed_begins_anew(book: Journal) -> None:
+    """With a line that says so; the directory is made again, too."""
+    book.write("before", "info", STAMP, {})
+    shutil.rmtree(book.path.parent)
+    book._looked_ms = 0  # As if 5 s had passed.
+    book.write("after", "info", STAMP, {})
+    assert [line["event"] for line in lines(book)] == ["journal_anew", "after"]
 
 
 def test_after_half_a_line_the_next_one_is_whole(book: Journal, ear: Ear) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from ckpt_supervisor.store import HeldByOther, Holder, check_epoch, is_alive, partial_name, read_holder, take_epoch
+from ckpt_supervisor.store import HeldByOther, Holder, check_epoch, is_alive, partial_name, read_holder, retake_epoch, take_epoch
 from ckpt_supervisor.store.fence import pid_namespace, started_at
 
 CHILD = (
@@ -285,3 +287,64 @@ def test_the_holder_is_plain_data() -> None:
     """A holder compares by value, so that two looks at the disk can be compared."""
     fields = (1, "1", 0, "0", "host", 2, 3)
     assert Holder(*fields) == Holder(*fields)
+
+
+def device_of(directory: Path) -> int:
+    """The file system that it is on."""
+    return directory.stat().st_dev
+
+
+def test_a_directory_that_was_removed_under_its_holder_is_its_own_again(tmp_path: Path) -> None:
+    """With the same epoch, so what its ranks have written meanwhile can be committed; the next start has a higher one."""
+    place = tmp_path / "ckpt"
+    place.mkdir()
+    take_epoch(place, "77", 0, "0")
+    held = take_epoch(place, "77", 1, "0")
+    shutil.rmtree(place)
+    place.mkdir()
+    assert not check_epoch(place, held.epoch)
+    assert retake_epoch(place, held.epoch, "77", 1, "0", device_of(place))
+    assert read_holder(place) == held
+    assert check_epoch(place, held.epoch)
+    assert take_epoch(place, "77", 2, "0").epoch == held.epoch + 1
+
+
+@pytest.mark.parametrize("by", ["mark", "attempt", "unreadable"])
+def test_a_directory_that_somebody_else_has_begun_in_meanwhile_is_theirs(tmp_path: Path, by: str) -> None:
+    """Whole or half: their mark, their DIR/attempt, or one that cannot be read."""
+    theirs = take_epoch(tmp_path, "88", 0, "0")
+    if by == "mark":
+        (tmp_path / "attempt").unlink()
+    else:
+        (tmp_path / ".attempt-000000001").unlink()
+    if by == "unreadable":
+        (tmp_path / "attempt").write_bytes(b"")
+    before = sorted(tmp_path.iterdir())
+    assert not retake_epoch(tmp_path, 7, "77", 0, "0", device_of(tmp_path))
+    assert sorted(tmp_path.iterdir()) == before
+    assert check_epoch(tmp_path, theirs.epoch) == (by != "unreadable")
+
+
+def test_a_directory_on_another_file_system_is_not_taken_anew(tmp_path: Path) -> None:
+    """The mount is gone, and what is below it is not the place of this run's checkpoints."""
+    assert not retake_epoch(tmp_path, 7, "77", 0, "0", device_of(tmp_path) + 1)
+    assert not retake_epoch(tmp_path, 7, "77", 0, "0", 0)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_of_two_that_take_a_removed_directory_at_once_one_holds_it(tmp_path: Path) -> None:
+    """A start that looked before the mark was made, and goes on after DIR/attempt was written, takes a higher epoch or none."""
+    starts = [f"race{number}" for number in range(4)]
+    for turn in range(10):
+        place = tmp_path / str(turn)
+        place.mkdir()
+        with contextlib.ExitStack() as stack:
+            others = [stack.enter_context(other(place, job, 0, "0")) for job in starts[: 1 + turn % 2]]
+            for process in others:
+                assert process.stdin is not None
+                process.stdin.write("\n")
+                process.stdin.flush()
+            is_ours = retake_epoch(place, 7, "77", 0, "0", device_of(place))
+            said = [line_of(process) for process in others]
+            holds = [int(line) for line in said if line.isdigit()]
+            assert [check_epoch(place, epoch) for epoch in ([7] if is_ours else []) + holds].count(True) == 1, said

@@ -50,6 +50,7 @@ from ckpt_supervisor.store.commit import (
     Committed,
     Fenced,
     Outcome,
+    Unheld,
     commit,
     discard,
     make_partial,
@@ -78,6 +79,7 @@ from ckpt_supervisor.store.fence import (
     describe_holder,
     is_alive,
     read_holder,
+    retake_epoch,
     take_epoch,
 )
 from ckpt_supervisor.store.formats import load as load_readers
@@ -177,6 +179,7 @@ __all__ = [
     "SetAside",
     "Signature",
     "Stop",
+    "Unheld",
     "Verdict",
     "WhyFailed",
     "adopt",
@@ -234,6 +237,7 @@ __all__ = [
     "remove",
     "reserve",
     "resume_path",
+    "retake_epoch",
     "scan",
     "set_aside",
     "set_kept",

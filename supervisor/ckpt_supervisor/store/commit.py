@@ -76,6 +76,10 @@ class CommitFailed(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Unheld(CommitFailed, frozen=True):
+    """Nobody holds the directory: it was removed, or emptied, and whoever wrote last has made it anew (fence.retake_epoch)."""
+
+
 Outcome = Committed | AlreadyThere | Fenced | CommitFailed
 
 
@@ -252,10 +256,10 @@ def why_not_ours(root: str | os.PathLike[str]) -> str:
 
 
 def _not_ours(directory: Path) -> Outcome:
-    """Who holds the directory instead. Nobody at all: it was removed, or emptied, and whoever wrote last has made it anew."""
+    """Who holds the directory instead."""
     holder = read_holder(directory)
     if holder is None and not any(parse_claim(name) is not None for name in list_names(directory)):
-        return CommitFailed("ENOENT", f"{directory} was removed or emptied while this run was using it")
+        return Unheld("ENOENT", f"{directory} was removed or emptied while this run was using it")
     return Fenced(holder)
 
 

@@ -103,6 +103,32 @@ def take_epoch(
     return mine
 
 
+def retake_epoch(root: str | os.PathLike[str], epoch: int, job: str, attempt: int, step_id: str, device: int) -> bool:
+    """Hold a directory again that was removed, or emptied, under its holder; whether this run holds it now. Raises OSError.
+
+    Only where nobody else is, and on the file system that it was on (`device`: st_dev, 0 if not known): below a mount point
+    that has lost its mount a commit would be taken for safe, and never be found again. Whoever starts at the same moment finds
+    this mark or DIR/attempt, or its own mark is removed, as by any later start.
+    """
+    directory = Path(root)
+    if device == 0 or Patience().look(directory.stat).st_dev != device or os.path.lexists(directory / ATTEMPT):
+        return False
+    mine = msgspec.structs.replace(_myself(job, attempt, step_id), epoch=epoch)
+    if _claims(directory):
+        return False
+    try:
+        _make_mark(directory / claim_name(epoch), mine)
+    except FileExistsError:
+        return False
+    if _claims(directory) != [epoch]:
+        _remove_claim(directory, epoch)
+        return False
+    if _write_holder(directory, mine):
+        _tidy(directory, epoch)
+    sync_directory(directory)
+    return check_epoch(directory, epoch)
+
+
 def read_holder(root: str | os.PathLike[str]) -> Holder | None:
     """The holder on the disk; None if there is none or what is there is not readable as one. Raises OSError."""
     return Patience().look(lambda: _read(Path(root) / ATTEMPT))
