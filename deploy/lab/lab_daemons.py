@@ -18,7 +18,10 @@ import lab_proc
 from lab_conf import Lab, LabError
 
 LOG_LINES = 12
-START_S = 10
+START_S = 30
+EMPTY_S = 10
+"""Bound on two moments of a start in which there is a file or a process that says nothing yet."""
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "scontrol", "sbatch", "sinfo")
 
 
@@ -49,10 +52,10 @@ def environment(lab: Lab) -> dict[str, str]:
 def slurm_version(chroot: str | None) -> str:
     """For example 22.05.8, from `slurmctld -V`: "slurm-wlm 22.05.8"."""
     argv = inside(chroot, [program("slurmctld", chroot), "-V"])
-    return subprocess.run(argv, capture_output=True, text=True, timeout=20, check=True).stdout.split()[-1]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout.split()[-1]
 
 
-def client(lab: Lab, *argv: str, timeout_s: float = 20) -> subprocess.CompletedProcess[str]:
+def client(lab: Lab, *argv: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
     """Runs one of Slurm's commands against this lab; its own version's, since 22.05 cannot talk to 24.11."""
     words = inside(lab.chroot, [program(argv[0], lab.chroot), *argv[1:]])
     return subprocess.run(words, env=environment(lab), capture_output=True, text=True, timeout=timeout_s, check=False, cwd="/")
@@ -86,15 +89,25 @@ def log_tail(lab: Lab, name: str) -> str:
     return "\n".join(f"  {line}" for line in lines) or "  (no log)"
 
 
+def _is_empty(file: Path) -> bool:
+    try:
+        return file.stat().st_size == 0
+    except OSError:
+        return False
+
+
 def find(lab: Lab, name: str) -> lab_proc.Process | None:
     """The running daemon of that name, or None."""
+    file = Path(lab.root, "run", f"{name}.pid")
+    # Whoever starts the daemon may have been stopped between making this file and writing it.
+    lab_proc.wait_until(lambda: not _is_empty(file), EMPTY_S)
     try:
-        pid, _, _, start = lab_proc.parse_stat(Path(lab.root, "run", f"{name}.pid").read_text())
+        pid, _, _, start = lab_proc.parse_stat(file.read_text())
     except (OSError, ValueError, IndexError):
         return None
     process = lab_proc.Process(pid, start)
     # In the middle of an exec a live process has no command line for a moment (seen on a slow machine).
-    lab_proc.wait_until(lambda: any(lab_proc.command_line(pid)) or not lab_proc.alive(process), 1)
+    lab_proc.wait_until(lambda: any(lab_proc.command_line(pid)) or not lab_proc.alive(process), EMPTY_S)
     ours = set(_own_words(lab, name)) <= set(lab_proc.command_line(pid))
     return process if ours and lab_proc.alive(process) else None
 
@@ -149,5 +162,5 @@ def stop(lab: Lab, name: str, timeout_s: float = 5) -> None:
         return
     lab_proc.send(process, signal.SIGCONT)
     left = lab_proc.end([process], signal.SIGTERM, timeout_s)
-    if lab_proc.end(left, signal.SIGKILL, 5):
+    if lab_proc.end(left, signal.SIGKILL, 30):
         raise LabError(f"{name} (pid {process.pid}) does not end, not even of SIGKILL")

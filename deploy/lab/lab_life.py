@@ -19,7 +19,7 @@ import lab_daemons
 import lab_proc
 from lab_conf import Lab, LabError
 
-UP_S = 40
+UP_S = 90
 
 
 def load(root: str) -> Lab:
@@ -40,7 +40,7 @@ def running(lab: Lab) -> list[str]:
 
 def _node_states(lab: Lab) -> dict[str, str]:
     try:
-        answer = lab_daemons.client(lab, "sinfo", "-h", "-N", "-p", "low", "-o", "%N %T", timeout_s=15)
+        answer = lab_daemons.client(lab, "sinfo", "-h", "-N", "-p", "low", "-o", "%N %T", timeout_s=30)
     except subprocess.TimeoutExpired:
         return {}
     return {node: state for node, _, state in (line.partition(" ") for line in answer.stdout.splitlines())}
@@ -78,7 +78,7 @@ def _kill_jobs(lab: Lab, nodes: list[str]) -> None:
             lab_proc.send(process, signal.SIGKILL)
         return not left
 
-    if not lab_proc.wait_until(none_left, 20):
+    if not lab_proc.wait_until(none_left, 60):
         raise LabError(f"processes of the lab's jobs do not end: {sorted(p.pid for p in left)}")
 
 

@@ -27,6 +27,7 @@ from lab_conf import NODES_MAX, ROOT_CHARS_MAX, Lab, LabError, cgroup_conf, slur
 from lab_life import await_nodes, down, load, running
 
 CRED_EXPIRE_MIN = 5  # slurm.conf(5), AuthInfo
+MUNGED_S = 30
 OWN_DIRS = ("munge", "run", "spool", "state")
 
 
@@ -148,8 +149,8 @@ def _bring_up(wish: Wish) -> dict[str, Any]:
         lab_cgroup.prepare(lab.cgroup, systemd=lab.systemd)
         for name in lab_daemons.names(lab):
             lab_daemons.start(lab, name)
-            if name == "munged" and not lab_proc.wait_until(Path(lab.munge_socket).exists, 10):
-                raise LabError(f"munged made no socket within 10 s:\n{lab_daemons.log_tail(lab, name)}")
+            if name == "munged" and not lab_proc.wait_until(Path(lab.munge_socket).exists, MUNGED_S):
+                raise LabError(f"munged made no socket within {MUNGED_S} s:\n{lab_daemons.log_tail(lab, name)}")
         await_nodes(lab, lab.nodes)
         on_failure.pop_all()
     return lab.report()

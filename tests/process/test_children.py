@@ -306,6 +306,7 @@ SUBREAPER = """
     claims = children.Claims()
     def start(*argv): return children.start(argv, dict(os.environ), {signal.SIGTERM}, claims, own_group=True)
     def states(): return [procfs.state_of(pid) for pid in children.descendants(claims)]
+    def names(): return [procfs.name_of(pid) for pid in children.descendants(claims)]
 """
 
 
@@ -323,7 +324,7 @@ def test_orphans_come_back_to_the_guard_which_says_how_they_have_ended() -> None
     wait_for(lambda: news.extend(child.take()) or news)
     say([(one.pid, one.returncode) for one in news])
     say([procfs.state_of(orphan), children.descendants(claims), children.reap_orphans(claims)])
-    say(child.close())
+    say(child.close(60))
     """
     )
     with Stage(script) as stage:
@@ -377,7 +378,7 @@ def test_reaping_orphans_never_takes_the_status_of_a_worker_threads_child() -> N
     """
     )
     with Stage(script) as stage:
-        assert stage.said(60) == [[], 0]
+        assert stage.said(120) == [[], 0]
 
 
 def test_end_all_ends_stopped_ones_and_grandchildren_and_leaves_us_and_our_errands() -> None:
@@ -392,13 +393,15 @@ def test_end_all_ends_stopped_ones_and_grandchildren_and_leaves_us_and_our_erran
     with claims.forking() as claim:
         errand = subprocess.Popen(["sleep", "1000"])
         claim(errand.pid)
-    wait_for(lambda: len(states()) == 8 and "stopped" in states())
+    # Five are `sleep` by now, so that nobody of these forks any more, and nobody is left who was there only to fork.
+    wait_for(lambda: names().count("sleep") == 5 and len(states()) == 8 and "stopped" in states())
     below = children.descendants(claims)
     hit = children.end_all(signal.SIGKILL, claims)
     wait_for(lambda: all(procfs.state_of(pid) in ("zombie", "gone") for pid in below))
+    wait_for(lambda: child.status() is not None)  # The guard has told it.
     lives = procfs.state_of(errand.pid) not in ("zombie", "gone")
     say([sorted(hit) == sorted(below), lives, errand.pid in hit, child.status()])
-    say(child.close() and children.descendants() == [errand.pid])
+    say(child.close(60) and children.descendants() == [errand.pid])
     say(children.end_all(signal.SIGTERM) == [errand.pid])
     say(errand.wait())
     """

@@ -42,13 +42,24 @@ def written(directory: Path, ends: str) -> Path:
     return module
 
 
+WORDS_MAX = 1_000
+"""More than a process that trains for three steps can have said."""
+
+
 def last_words(supervisor: FakeSupervisor, *script: str | Path) -> tuple[list[wire.FromRank], int]:
     """What a process said of its end, and its status."""
+
+    def ends() -> list[wire.FromRank]:
+        return [word for word in supervisor.heard if isinstance(word, wire.Failed | wire.Finished)]
+
     child = supervisor.start(script=script, **python_env())
     supervisor.ended(child)
-    supervisor.listen(200)
-    supervisor.listen(0)
-    return [word for word in supervisor.heard if isinstance(word, wire.Failed | wire.Finished)], child.returncode
+    supervisor.wait(ends)
+    for _ in range(WORDS_MAX):
+        if not supervisor.router.poll(200):
+            break
+        supervisor.listen(0)
+    return ends(), child.returncode
 
 
 STALE = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +14,11 @@ from ckpt_client import wire
 from tests.support.fake_supervisor import TOY, FakeSupervisor
 
 STEPS = 60
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port")
+STEP_MS = "100"
+"""All of them take six seconds: an interruption that comes late is not to find the training at its end."""
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+BOUND_S = 120
 
 
 @pytest.fixture
@@ -26,12 +29,13 @@ def supervisor(tmp_path: Path) -> Iterator[FakeSupervisor]:
 
 
 ABORTS_MAX = 3
+ABORTED = "terminate called without an active exception"
+"""Now and then torch 2.13 aborts with this while a process of gloo ends."""
 
 
 def reference(out: Path, *words: str) -> dict[str, torch.Tensor]:
     """The final weights of an uninterrupted, unsupervised run."""
     command = [sys.executable, *words, "--step-ms", "0", "--out", str(out)]
-    # Now and then torch 2.13 aborts while a process of gloo ends ("terminate called without an active exception").
     for _ in range(ABORTS_MAX):
         if subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode == 0:
             break
@@ -48,9 +52,9 @@ def same(ours: Path, expected: dict[str, torch.Tensor]) -> bool:
 def interrupted(supervisor: FakeSupervisor, log: Path, ranks: int) -> int:
     """Wait until every rank has attached and has done some steps, then preempt. The step that was saved."""
     before = len([w for w in supervisor.heard if isinstance(w, wire.Left)])
-    supervisor.wait(lambda: len(supervisor.rank_pids()) == ranks, 60)
+    supervisor.wait(lambda: len(supervisor.rank_pids()) == ranks, BOUND_S)
     resumed = 0 if supervisor.resume is None else int(supervisor.resume.name[5:])
-    supervisor.wait(lambda: f"step {resumed + 4} " in (log.read_text() if log.exists() else ""), 60)
+    supervisor.wait(lambda: f"step {resumed + 4} " in (log.read_text() if log.exists() else ""), BOUND_S)
     pids = supervisor.rank_pids()
     committed = supervisor.commit(supervisor.save(pids, "leave"))
     for pid in pids:
@@ -63,15 +67,15 @@ def interrupted(supervisor: FakeSupervisor, log: Path, ranks: int) -> int:
 def test_one_rank_continues_bit_for_bit_after_three_interruptions(supervisor: FakeSupervisor, tmp_path: Path) -> None:
     """Weights, AdamW, schedule, dropout and the random numbers of Python, numpy and torch are all restored."""
     log, out = tmp_path / "log", tmp_path / "out.pt"
-    knobs = ("--steps", str(STEPS), "--step-ms", "20", "--log", str(log), "--out", str(out))
+    knobs = ("--steps", str(STEPS), "--log", str(log), "--out", str(out))
     saved = []
     for _ in range(3):
-        child = supervisor.start(*knobs)
+        child = supervisor.start(*knobs, "--step-ms", STEP_MS)
         saved.append(interrupted(supervisor, log, 1))
-        assert child.wait(20) == 0
+        assert child.wait(BOUND_S) == 0
     assert 0 < saved[0] < saved[1] < saved[2] < STEPS
-    last = supervisor.start(*knobs)
-    supervisor.wait(lambda: last.poll() == 0, 60)
+    last = supervisor.start(*knobs, "--step-ms", "0")
+    supervisor.wait(lambda: last.poll() == 0, BOUND_S)
     assert same(out, reference(tmp_path / "ref.pt", str(TOY), "--steps", str(STEPS)))
 
 
@@ -81,20 +85,17 @@ def test_two_ranks_of_ddp_continue_bit_for_bit_after_three_interruptions(supervi
     log, out = tmp_path / "log", tmp_path / "out.pt"
     knobs = ("--steps", str(STEPS), "--ranks-collective", "--words", str(log), "--out", str(out))
     for number in range(3):
-        child = supervisor.start(*knobs, "--step-ms", "20", script=(*TORCHRUN, str(free_port()), TOY))
+        child = supervisor.start(*knobs, "--step-ms", STEP_MS, script=(*TORCHRUN, TOY))
         step = interrupted(supervisor, log, 2)
-        supervisor.wait(lambda child=child: child.poll() == 0)  # type: ignore[misc]
+        ended_well(supervisor, child)
         assert sorted(path.name for path in supervisor.resume.iterdir()) == ["rank-00000.pt", "rank-00001.pt", "state.pt"]  # type: ignore[union-attr]
         assert number < step < STEPS
-    last = supervisor.start(*knobs, "--step-ms", "0", script=(*TORCHRUN, str(free_port()), TOY))
-    supervisor.wait(lambda: last.poll() == 0, 60)
-    assert same(
-        out, reference(tmp_path / "ref.pt", *TORCHRUN, str(free_port()), str(TOY), "--steps", str(STEPS), "--ranks-collective")
-    )
+    ended_well(supervisor, supervisor.start(*knobs, "--step-ms", "0", script=(*TORCHRUN, TOY)))
+    assert same(out, reference(tmp_path / "ref.pt", *TORCHRUN, str(TOY), "--steps", str(STEPS), "--ranks-collective"))
 
 
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
+def ended_well(supervisor: FakeSupervisor, child: subprocess.Popen[str]) -> None:
+    """Wait for an end with 0, or by that fault of torch's, when all that counts had been done."""
+    supervisor.wait(lambda: child.poll() is not None, BOUND_S)
+    said = child.communicate()[0]
+    assert child.returncode == 0 or ABORTED in said, said[-4_000:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -24,7 +25,8 @@ def broadcast(pid: int, *numbers: int) -> None:
     """Signal every process of a step, the supervisor last, as proctrack/linuxproc does."""
     for number in numbers:
         for one in (*reversed(descendants(pid)), pid):
-            os.kill(one, number)
+            with contextlib.suppress(ProcessLookupError):  # The first one has them leave.
+                os.kill(one, number)
 
 
 def supervised_env(directory: Path, **more: str) -> dict[str, str]:
@@ -270,7 +272,7 @@ def test_a_loader_that_is_started_before_steps_survives_the_broadcast(tmp_path: 
     script = tmp_path / "train.py"
     script.write_text(LOADER)
     with supervised(tmp_path, [sys.executable, str(script), method], env={"OMP_NUM_THREADS": "1"}) as run:
-        run.said("^now$")
+        run.said("^now$", 120)
         broadcast(run.pid, signal.SIGTERM, signal.SIGUSR1)
         assert run.code(120) == 75, run.story()
         assert run.intact() == [int((tmp_path / "at").read_text())]

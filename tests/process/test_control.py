@@ -71,7 +71,7 @@ def test_its_owner_has_a_run_save_protect_and_save_at_another_interval(tmp_path:
         assert f"step {value['step']}" in told.stdout
         assert "every 1m 30s" in told.stdout
         run.reached(value["step"] + 5)
-        assert list((run.dir / "control").iterdir()) == []
+        eventually(lambda: not list((run.dir / "control").iterdir()), "nothing is left of the requests")
 
 
 def test_leaving_after_the_save_loses_no_step(tmp_path: Path) -> None:
@@ -106,6 +106,7 @@ def test_another_user_is_refused_and_what_he_writes_is_not_obeyed(tmp_path: Path
             place.chmod(place.stat().st_mode | 0o011)
     with trained(tmp_path, *FOREVER) as run:
         run.reached(3)
+        eventually((run.dir / "control").exists, "DIR/control")
         nobody = [sys.executable, "-c", f"{EARLY}\n{AS_NOBODY}"]
         told = ctl("save", "--dir", run.dir, program=nobody, code=1)
         assert f"not asked: {run.dir} is in use by user root, and only the owner of a job may ask it to save" in told.stderr
@@ -148,7 +149,7 @@ def test_a_request_for_the_start_before_is_not_obeyed_by_the_next_one(tmp_path: 
         control_files.post(run.dir, taken)
         (control / f"{taken.nonce}.json").rename(control / f"{taken.nonce}.taken")
     with trained(tmp_path, *FOREVER) as run:
-        run.reached(3)
+        run.event("rank_hello")  # The log of its steps has those of the start before, too.
         reasons = {
             one.nonce: eventually(lambda one=one: control_files.read_answer(run.dir, one.nonce), "an answer").reason  # type: ignore[misc]
             for one in (late, taken)
@@ -171,7 +172,7 @@ def test_a_supervisor_that_does_not_answer_is_told_and_the_request_is_taken_back
         finally:
             run.signal(signal.SIGCONT)
         assert re.search(
-            r"did not answer within 2\d s, and the request was taken back; what is known of it: training", told.stderr
+            r"did not answer within [2-9]\d s, and the request was taken back; what is known of it: training", told.stderr
         )
         assert list((run.dir / "control").iterdir()) == []
         saved(run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -22,7 +23,9 @@ from tests.support.run import committed, environment, eventually, toy
 
 CTL = (sys.executable, "-m", "ckpt_supervisor.ctl")
 ENDLESS = ("--steps", 1_000_000, "--step-ms", 20)
-SHORT = ("--kill-wait", "8s", "--grace", "8s", "--warning", "10s")
+SHORT = ("--kill-wait", "20s", "--grace", "20s", "--warning", "20s")
+"""Shorter than on sites, and enough for a save where eight drills and other tests share two processors."""
+
 OFTEN = "--every-steps 200 --lead 5s"
 BOUND_S = 150
 
@@ -94,7 +97,10 @@ def test_a_trainer_of_slow_steps_that_begins_from_scratch_does_not_pass(tmp_path
     words = (*SHORT, "--path", "nograce", "--options", OFTEN, "--json")
     with drilled(tmp_path, *words, command=[sys.executable, "train.py"]) as process:
         found = verdicts(process, tmp_path)["nograce"]
-    assert (found["passed"], found["why"].split(" to go on from, and ")[1:]) == (False, ["began at step 2 at the latest"])
+    told = re.fullmatch(r"was handed step (\d+) to go on from, and began at step (\d+) at the latest", found["why"])
+    assert told is not None, found
+    assert not found["passed"]
+    assert 2 <= int(told[2]) < int(told[1]), "two, unless the listener was stopped for longer than a step"
 
 
 def test_every_path_passes_on_the_toy_and_nothing_else_is_touched(tmp_path: Path) -> None:
@@ -137,16 +143,16 @@ def test_a_crash_is_rehearsed_as_the_options_say(tmp_path: Path) -> None:
 
 def test_a_save_that_is_too_slow_for_the_site_is_found(tmp_path: Path) -> None:
     """Saving takes longer than KillWait: FAIL, with both numbers and what to do; nothing was begun that could not end."""
-    words = ("--kill-wait", "3s", "--path", "nograce,cancel", "--side-by-side", 2, "--options", OFTEN, "--json")
-    with drilled(tmp_path, *words, command=toy(*ENDLESS, "--save-ms", 4_000)) as process:
+    words = ("--kill-wait", "6s", "--path", "nograce,cancel", "--side-by-side", 2, "--options", OFTEN, "--json")
+    with drilled(tmp_path, *words, command=toy(*ENDLESS, "--save-ms", 8_000)) as process:
         found = verdicts(process, tmp_path)
         assert process.returncode == 1
     line = found["nograce"]
     assert not line["passed"]
     assert "not saved" in line["why"]
-    assert line["needs_ms"] >= 4_000 > line["given_ms"] == 3_000
-    assert "a save takes 4." in line["advice"]
-    assert "3.0 s" in line["advice"]
+    assert line["needs_ms"] >= 8_000 > line["given_ms"] == 6_000
+    assert f"a save takes {line['needs_ms'] / 1000:.1f} s" in line["advice"]
+    assert "6.0 s" in line["advice"]
     assert line["lost_steps"] >= 0
     assert line["resumed_step"] >= 2
     assert found["cancel"]["passed"]
@@ -159,7 +165,7 @@ def test_trainers_that_ignore_requests_are_found(tmp_path: Path) -> None:
     deaf = [sys.executable, "-c", "import threading; threading.Event().wait()"]
     with (
         drilled(tmp_path / "a", *words, "--start-timeout", "3s", command=deaf) as never,
-        drilled(tmp_path / "b", *words, "--start-timeout", "12s", command=toy("--step-ms", 600_000)) as stuck,
+        drilled(tmp_path / "b", *words, "--start-timeout", "20s", command=toy("--step-ms", 600_000)) as stuck,
         drilled(tmp_path / "c", *words, "--kill-wait", "25s", command=toy(*ENDLESS, "--ignore-leave")) as stubborn,
     ):
         runs = zip((never, stuck, stubborn), ("a", "b", "c"), strict=True)

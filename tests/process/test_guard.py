@@ -11,6 +11,7 @@ import pytest
 from ckpt_supervisor import guard, guard_process, procfs
 
 from tests.support.proc_stage import Stage, mask_of, until
+from tests.support.shield_stage import lives
 
 SUPERVISOR = """
     import json, os, select, signal, sys
@@ -76,7 +77,7 @@ def test_a_supervisor_that_is_killed_takes_everybody_below_it_along(unruly: str)
     with Stage(STARTED + "    sys.stdin.readline()\n", unruly) as stage:
         guard_pid, _, pids = stage.said()
         stage.process.kill()
-        until(lambda: gone([guard_pid, *pids]), "all of them are gone", 5)
+        until(lambda: gone([guard_pid, *pids]), "all of them are gone")
 
 
 def test_a_supervisor_that_is_killed_with_its_process_group_takes_everybody_along(unruly: str) -> None:
@@ -85,7 +86,7 @@ def test_a_supervisor_that_is_killed_with_its_process_group_takes_everybody_alon
         guard_pid, _, pids = stage.said()
         assert os.getpgid(guard_pid) == guard_pid
         os.killpg(os.getpgid(stage.pid), signal.SIGKILL)
-        until(lambda: gone([guard_pid, *pids]), "all of them are gone", 5)
+        until(lambda: gone([guard_pid, *pids]), "all of them are gone")
 
 
 def test_a_guard_that_is_killed_takes_the_command_along_and_the_rest_comes_back(unruly: str) -> None:
@@ -97,12 +98,12 @@ def test_a_guard_that_is_killed_takes_the_command_along_and_the_rest_comes_back(
         assert stage.said() == [["Ended", command, -signal.SIGKILL], ["Lost", 0, 0]]
         assert set(stage.said()) == set(pids) - {command}
         stage.said()
-        until(lambda: gone(pids), "all of them are gone", 5)
+        until(lambda: gone(pids), "all of them are gone")
 
 
 def test_closing_the_guard_leaves_nobody(unruly: str) -> None:
     """Once it says so, even without a kill before."""
-    with Stage(STARTED + "    say(child.close(20))\n    say(children.descendants())\n", unruly) as stage:
+    with Stage(STARTED + "    say(child.close(60))\n    say(children.descendants())\n", unruly) as stage:
         guard_pid, _, pids = stage.said()
         assert stage.said() is True
         assert stage.said() == []
@@ -119,7 +120,7 @@ def test_a_signal_to_everybody_is_told_with_its_sender() -> None:
         assert stage.said() == [["Broadcast", 0, signal.SIGUSR1]]
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2, signal.SIGQUIT):
             os.kill(guard_pid, number)
-        assert procfs.state_of(guard_pid) == "running"
+        assert lives(guard_pid)
         assert mask_of(guard_pid) >= {signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD}
 
 
@@ -135,7 +136,7 @@ def test_the_guard_holds_neither_files_nor_directory_nor_terminal(tmp_path: Path
     os.close(write_end)
     say(os.read(read_end, 1).decode())
     guard = child.guard_pid
-    for _ in range(2000):  # The end of the pipe is seen while the guard is still closing; /dev/null comes after that.
+    for _ in range(9000):  # The end of the pipe is seen while the guard is still closing; /dev/null comes after that.
         try:
             fds = sorted(os.readlink(f"/proc/{guard}/fd/{n}").split(":")[0] for n in os.listdir(f"/proc/{guard}/fd"))
         except FileNotFoundError:
@@ -205,8 +206,8 @@ def test_many_ends_while_the_supervisor_is_stopped_do_not_hold_the_guard_up(tmp_
     with Stage(script, str(tmp_path / "go")) as stage:
         guard_pid, pid = stage.said()
         (tmp_path / "go").touch()
-        until(lambda: procfs.state_of(pid) == "gone", "it has ended and was reaped", 60)
-        assert procfs.state_of(guard_pid) == "running"
+        until(lambda: procfs.state_of(pid) == "gone", "it has ended and was reaped")
+        assert lives(guard_pid)
         stage.say()
         assert stage.said() == 9
 
@@ -224,7 +225,7 @@ def test_without_lists_of_children_the_guard_looks_at_every_process() -> None:
 def test_a_guard_whose_supervisor_has_nothing_to_start_ends() -> None:
     """An early one, when the options turn out to be wrong."""
     script = SUPERVISOR + "    from ckpt_supervisor.guard import Guard\n    g = Guard.begin(claims)\n"
-    script += "    say([g.pid, g.close()])\n"
+    script += "    say([g.pid, g.close(60)])\n"
     with Stage(script) as stage:
         pid, closed = stage.said()
         assert closed

@@ -16,7 +16,7 @@ from ckpt_supervisor.view.reading import files, moment_ns
 from tests.support.tasks_stage import step_of
 
 MS = 1_000_000
-PREEMPTED_MS = 200
+PREEMPTED_MS = 3_000
 """So long a process may stand, on a busy machine, between what it does and the stamp of the line about it."""
 
 

@@ -48,6 +48,7 @@ def test_what_is_still_open_for_writing_is_not_committed_and_older_ones_stay(tmp
     (tmp_path / "late.py").write_text(PROGRAM)
     with supervised(tmp_path, [sys.executable, "late.py", how], "--keep", 1, "--every-steps", 5) as run:
         eventually(lambda: "a.bin is still being written by process " in run.err, "the save is given up")
+        eventually(lambda: run.steps() == [15], "the older ones are pruned")  # The end does not wait for that.
         (tmp_path / "go").touch()
         assert run.code() == 0, run.story()
         assert run.intact() == run.steps() == [15]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 from ckpt_supervisor import procfs, store
 
-from tests.support.run import TOY, Run, eventually, supervised, toy
+from tests.support.run import TOY, Run, eventually, is_alive, supervised, toy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -129,7 +129,12 @@ def broadcast(run: Run, *numbers: int) -> dict[int, procfs.Stat]:
 
 
 def survivors(run: Run, tree: Mapping[int, procfs.Stat]) -> list[str]:
-    """Who lives of these, and whoever has this run's directory in the environment: no other run has the same."""
+    """Who lives of these, and whoever has this run's directory in the environment: no other run has the same.
+
+    The guard ends by itself when it is let go, a moment after the supervisor where the machine is busy.
+    """
+    guards = [event["guard_pid"] for event in run.events("command_started")]
+    eventually(lambda: not any(map(is_alive, guards)), "the guard has ended")
     mark = f"CKPT_SUPERVISE_DIR={run.dir}".encode()
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
@@ -219,7 +224,7 @@ def test_several_signals_to_every_process_in_mid_save_end_nobody(tmp_path: Path)
 def test_a_broadcast_that_timeout_hands_on_before_it_has_come_itself_costs_no_save(tmp_path: Path) -> None:
     """The supervisor first, then timeout, which hands it on: the kernel keeps the first sender's name, and it is not Slurm's."""
     shell = ["sh", "-c", 'timeout 10m "$@"; exit $?', "sh"]  # dash gives its children an empty signal mask.
-    with supervised(tmp_path, [*shell, *toy(*FOREVER, "--step-ms", 20, "--save-ms", 500)]) as run:
+    with supervised(tmp_path, [*shell, *toy(*FOREVER, "--step-ms", 20, "--save-ms", 3_000)]) as run:
         rank = run.event("rank_hello")["rank_pid"]
         parent = procfs.stat(rank)
         assert parent is not None
@@ -232,7 +237,7 @@ def test_a_broadcast_that_timeout_hands_on_before_it_has_come_itself_costs_no_sa
 def test_a_time_out_that_a_wrapper_imposes_still_ends_its_program(tmp_path: Path) -> None:
     """`timeout 1 sleep 600`: its SIGTERM is blocked in the program as all are, and is completed: 124, as without us."""
     with supervised(tmp_path, ["timeout", "1", "sleep", "600"]) as run:
-        assert run.code(20) == 124, run.story()
+        assert run.code() == 124, run.story()
 
 
 def test_torchrun_ends_its_other_workers_when_one_dies(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -26,7 +27,12 @@ from ckpt_supervisor.leftovers import GONE_MS, WITHIN_MS, Ended, Tag
 from tests.support.proc_stage import end_below, until
 from tests.support.run import environment, is_alive, supervised
 
-JOB = "7041933"
+JOB = str(7_000_000 + os.getpid())
+"""No other process of these tests has the same: what one leaves behind on purpose would be a leftover for the other too."""
+
+BUSY_MS = 4_000
+"""So long a process may stand on a busy machine, beside what it does."""
+
 SLURM = {"SLURM_JOB_ID": JOB, "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
 
 LOOK = """
@@ -73,7 +79,7 @@ signal.pause()
 LOOP = """
 import os, time
 print("loops", flush=True)
-end = time.monotonic() + 8
+end = time.monotonic() + 20
 for _ in range(100_000):
     if os.fork() or time.monotonic() > end:
         os._exit(0)
@@ -170,7 +176,7 @@ def test_all_that_a_dead_supervisor_has_left_is_ended(tmp_path: Path, dead: tupl
         assert found["ended"] == sorted(family.values())
         assert found["told"] == [["leftovers_ended", found["ended"]]]
         assert f"{len(family)} processes were left here" in found["err"]
-        assert found["ms"] < WITHIN_MS
+        assert found["ms"] < WITHIN_MS + BUSY_MS
         assert look(tmp_path)["told"] == []
 
 
@@ -186,12 +192,12 @@ def test_their_shared_memory_goes_with_them(tmp_path: Path, dead: tuple[int, int
 
 @pytest.mark.parametrize("own", [False, True])
 def test_one_that_forks_on_and_on_is_caught(tmp_path: Path, dead: tuple[int, int], own: bool) -> None:
-    """Each lives for half a millisecond, in one session or in a new one each time; it would go on for 8 s."""
+    """Each lives for half a millisecond, in one session or in a new one each time; it would go on for 20 s."""
     with left(LOOP.format(own=own), SLURM | {"CKPT_SUPERVISE_TAG": tag(dead)}) as line:
         assert line == "loops\n"
         found = look(tmp_path)
         assert found["ended"]
-        assert found["ms"] < WITHIN_MS + 500
+        assert found["ms"] < WITHIN_MS + BUSY_MS
         assert look(tmp_path)["ended"] == []
 
 
@@ -267,7 +273,7 @@ signal.pause()
         found = look(tmp_path)
         assert found["stuck"] == [int(line)]
         assert found["told"] == [["leftovers_stuck", [int(line)]]]
-        assert GONE_MS <= found["ms"] < WITHIN_MS + 500
+        assert GONE_MS <= found["ms"] < WITHIN_MS + BUSY_MS
         assert f"on their behalf ({line.strip()} sleep)" in found["err"]
 
 
@@ -289,10 +295,10 @@ def test_a_second_start_ends_them_before_the_command_runs(tmp_path: Path, dead: 
         words = ["sh", "-c", f"grep State /proc/{pid}/status || echo nobody"]
         with supervised(tmp_path, words) as first:
             assert first.code() == 0
-        assert "sleeping" in first.out
+        assert re.search(r"State:\s+[RSD] ", first.out), first.out
         assert is_alive(pid)
         with supervised(tmp_path, words) as second:
             assert second.code() == 0
-        assert "sleeping" not in second.out
+        assert not re.search(r"State:\s+[RSD] ", second.out), second.out
         assert second.event("leftovers_ended")["pids"] == [pid]
         assert "1 process was left here by an earlier start" in second.err

@@ -184,14 +184,13 @@ def test_random_bytes_on_the_port_disturb_nobody() -> None:
     greeting = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
     with Hub() as hub, joined(hub, 1) as good:
         end, rounds = time.monotonic() + DISTURBED_S, 0
-        while time.monotonic() < end:
+        while time.monotonic() < end or rounds <= 20:
             with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", hub.port), 5) as connection:
                 connection.sendall(greeting[: chance.choice([0, 0, 10, 12, 64])] + chance.randbytes(chance.randrange(5_000)))
             rounds += 1
             assert say_until_heard(hub, good, report(1, rounds + 1)) == []
             hub.send(1, STAND)
             assert hear(good) == [STAND]
-        assert rounds > 20
         assert (hub.garbage_count, hub.denied_count, connections_to(hub.port)) == (0, 0, 1)
 
 

@@ -21,8 +21,8 @@ from tests.support.run import TOY, Run, environment, eventually, is_alive, super
 
 SHARES = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 EPOCH_STEPS = 20
-LATER_S = 3.0
-"""What a termination may take more than without us, on a busy machine of two cores."""
+LATER_S = 10.0
+"""What a termination may take more than without us, on a busy machine of two cores. One that is not completed takes for ever."""
 
 METHODS = ("fork", "forkserver", "spawn")
 ALL_CELLS = [*itertools.product(METHODS, (2, 8), (False, True))]
@@ -71,6 +71,7 @@ def test_a_broadcast_in_mid_epoch_loses_no_step_and_no_worker(tmp_path: Path, ce
         assert run.intact() == [last], run.story()
         assert "unexpectedly" not in run.err + run.out
         assert "Traceback" not in run.err
+        eventually(lambda: not is_alive(run.event("command_started")["guard_pid"]), "the guard has ended")
         assert [pid for pid in below if is_alive(pid)] == []
     with supervised(tmp_path, toy(tmp_path, cell, last + 10), env=SHARES) as run:
         assert started(run) == last

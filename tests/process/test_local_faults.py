@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -17,9 +18,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 FOREVER = ("--steps", 1_000_000)
-GRACE_S = 8.0
+GRACE_S = 12.0
 IN_TIME = ["--grace", f"{GRACE_S}s", "--leave-timeout", "300ms"]
 """The way out is short, so that a loaded machine has seconds to spare before the grace is over."""
+
+LONG = ["--grace", "5m"]
+"""Who waits this out has not left at once, however slow the machine is."""
+
+
+def is_in_time(run: Run) -> bool:
+    """Whether the last word came within the grace, by the supervisor's own clock: whoever looks may be late himself."""
+    return bool(run.event("exit")["mono_ms"] - run.events("signal")[0]["mono_ms"] < GRACE_S * 1_000)
 
 
 def older_checkpoint(place: Path) -> int:
@@ -30,10 +39,9 @@ def older_checkpoint(place: Path) -> int:
 
 def leaves_stale_in_time(run: Run, older: int) -> dict[str, object]:
     """The notice is given; 76 within the grace, the older one stands, nothing half is left. Returns the given-up round."""
-    began = time.monotonic()
     run.signal(signal.SIGTERM)
     assert run.code() == 76, run.story()
-    assert time.monotonic() - began < GRACE_S, run.story()
+    assert is_in_time(run), run.story()
     assert run.intact() == run.steps() == [older]
     assert str((run.dir / "latest").readlink()) == f"step-{older:09d}"
     assert f"step-{older:09d} stands" in run.err
@@ -81,12 +89,11 @@ def test_a_trainer_that_somebody_ends_or_stops_in_mid_save_is_named(tmp_path: Pa
     with trained(tmp_path, *FOREVER, "--save-ms", 60_000, options=IN_TIME) as run:
         run.reached(older + 5)
         trainer = run.toy_pid()
-        began = time.monotonic()
         run.signal(signal.SIGTERM)
         run.event("rank_saving")
         os.kill(trainer, number)
         assert run.code() == 76, run.story()
-        assert time.monotonic() - began < GRACE_S
+        assert is_in_time(run), run.story()
         assert run.intact() == run.steps() == [older]
         event = run.events("rank_gone" if number == signal.SIGKILL else "rank_late", level="warning")[-1]
         assert event["rank"] == 0
@@ -110,17 +117,20 @@ def test_a_trainer_that_died_before_the_notice_ends_the_run_with_its_own_status(
         run.event("commit", step=5)
         os.kill(run.toy_pid(), signal.SIGKILL)
         assert run.code() == 137, run.story()
-        assert 5 in run.intact()
+        # Which ones those are depends on how many saves there were until it was killed, and --keep is 3.
+        committed_here = [event["step"] for event in run.events("commit", result="committed")]
+        assert set(committed_here[-3:]) <= set(run.intact()), run.story()
         *before, last = run.err.splitlines()
         assert last == "ckpt-supervise: training failed by itself with status 137"
-        assert all("training goes on" in line and "gone" in line for line in before)  # A periodic save it died in.
+        died = " gone: |the command ended with status 137"
+        assert all(re.search(rf"a save was given up.*({died})", line) for line in before)  # A periodic save it died in.
 
 
 @pytest.mark.parametrize("delay_ms", [0, 10, 50, 200])
 def test_a_notice_in_the_first_moments_leaves_at_once(tmp_path: Path, delay_ms: int) -> None:
     """From the moment that signals are handled on: nothing is lost, nothing outlives it, the older one stands (field case 22)."""
     older = older_checkpoint(tmp_path)
-    with trained(tmp_path, *FOREVER, "--startup-ms", 600_000) as run:
+    with trained(tmp_path, *FOREVER, "--startup-ms", 600_000, options=LONG) as run:
         eventually(lambda: catches_term(run.pid), "the supervisor handles signals", look_s=0.001)
         until = time.monotonic() + delay_ms / 1000
         eventually(lambda: time.monotonic() >= until, "the delay is over", look_s=0.001)
@@ -131,7 +141,7 @@ def test_a_notice_in_the_first_moments_leaves_at_once(tmp_path: Path, delay_ms: 
 def test_a_notice_while_the_trainer_still_imports_leaves_at_once(tmp_path: Path) -> None:
     """No rank has attached: the budget is not waited out, the older one stands and is named, the import is ended (row 11)."""
     older = older_checkpoint(tmp_path)
-    with trained(tmp_path, *FOREVER, "--startup-ms", 600_000) as run:
+    with trained(tmp_path, *FOREVER, "--startup-ms", 600_000, options=LONG) as run:
         started = run.event("command_started")["command_pid"]
         leaves_at_once(run, older)
         assert f"no rank had attached yet); step-{older:09d} stands" in run.err
@@ -140,10 +150,8 @@ def test_a_notice_while_the_trainer_still_imports_leaves_at_once(tmp_path: Path)
 
 def leaves_at_once(run: Run, older: int) -> None:
     """A notice is given: 76 long before the grace is over."""
-    began = time.monotonic()
     run.signal(signal.SIGTERM)
     assert run.code() == 76, run.story()
-    assert time.monotonic() - began < 10, "30 s of grace were waited out"
     assert run.intact() == [older]
     assert "this save did not make it" in run.err
     assert "there is no checkpoint" not in run.err
@@ -158,10 +166,10 @@ def catches_term(pid: int) -> bool:
 
 def test_a_command_that_never_attaches_is_ended_on_a_notice(tmp_path: Path) -> None:
     """Nobody can save: it and its children are told to end at once, 76, and the message says that there is no checkpoint."""
-    with supervised(tmp_path, ["sh", "-c", "sleep 600 & echo child $!; wait"]) as run:
+    with supervised(tmp_path, ["sh", "-c", "sleep 600 & echo child $!; wait"], *LONG) as run:
         child = int(run.said(r"^child (\d+)")[1])
         run.signal(signal.SIGUSR1)
-        assert run.code(20) == 76, run.story()
+        assert run.code() == 76, run.story()
         assert not is_alive(child)
         assert "no rank had attached yet); there is no checkpoint" in run.err
         assert run.event("command_asked")["why"] == "no rank had attached yet"
@@ -183,10 +191,9 @@ def test_a_periodic_save_that_hangs_is_given_up_and_a_notice_still_gets_out(tmp_
     with trained(tmp_path, *FOREVER, "--hang-save", options=["--every-steps", 10, "--save-timeout", "1s", *IN_TIME]) as run:
         given_up = run.event("round_given_up")
         assert "the time for the save is over" in given_up["reason"]
-        began = time.monotonic()
         run.signal(signal.SIGTERM)
         assert run.code() == 76, run.story()
-        assert time.monotonic() - began < GRACE_S
+        assert is_in_time(run), run.story()
         assert "there is no checkpoint" in run.err
 
 

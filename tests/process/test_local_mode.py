@@ -91,7 +91,8 @@ def wall_ms(event: dict[str, object]) -> int:
 
 def test_usr2_saves_and_training_goes_on(tmp_path: Path) -> None:
     """Twice in one run; the run then ends by itself with 0 and every step was done once."""
-    with trained(tmp_path, "--steps", 150) as run:
+    steps = 600  # So many that the second signal does not come too late, whoever is held up between the two.
+    with trained(tmp_path, "--steps", steps) as run:
         run.reached(5)
         run.signal(signal.SIGUSR2)
         first = run.event("commit")["step"]
@@ -100,14 +101,14 @@ def test_usr2_saves_and_training_goes_on(tmp_path: Path) -> None:
         assert run.code() == 0, run.story()
         second = run.event("commit")["step"]
         assert run.intact() == [first, second]
-        assert run.toy_steps() == list(range(1, 151))
+        assert run.toy_steps() == list(range(1, steps + 1))
         assert [event["kind"] for event in run.events("round_begun")] == ["save and go on"] * 2
         assert run.err == ""
 
 
 def test_three_signals_in_one_save_are_one_save_one_commit_and_one_leaving(tmp_path: Path) -> None:
     """Slurm sends TERM up to three times, with CONT and its warning between (field case 34): only the deadline may change."""
-    with trained(tmp_path, *FOREVER, "--save-ms", 1500) as run:
+    with trained(tmp_path, *FOREVER, "--save-ms", 5_000) as run:
         run.reached(3)
         run.signal(signal.SIGTERM)
         in_mid_save(run)
@@ -136,13 +137,13 @@ def test_a_notice_during_a_periodic_save_uses_it_or_takes_a_new_one_never_two_at
 
 def test_a_second_ctrl_c_in_the_save_ends_at_once(tmp_path: Path) -> None:
     """A person who presses it twice does not wait for the rest of the save; nothing half is left to resume from: 76."""
-    with trained(tmp_path, *FOREVER, "--save-ms", 600_000) as run:
+    with trained(tmp_path, *FOREVER, "--save-ms", 600_000, options=["--grace", "1h"]) as run:
         run.reached(3)
         run.signal(signal.SIGINT)
         run.event("rank_saving")
         trainer = run.toy_pid()
         run.signal(signal.SIGINT)
-        assert run.code(20) == 76, run.story()
+        assert run.code() == 76, run.story()
         assert "a second ctrl-C ended the save" in run.err
         assert run.steps() == []
         assert not is_alive(trainer)
@@ -156,17 +157,17 @@ def test_a_second_ctrl_c_after_the_commit_waits_no_longer_for_training_to_end(tm
         run.said("^preempted")
         trainer = run.toy_pid()
         run.signal(signal.SIGINT)
-        assert run.code(20) == 75, run.story()
+        assert run.code() == 75, run.story()
         assert not is_alive(trainer)
 
 
 def test_training_that_lingers_or_ignores_the_end_is_ended_after_its_time(tmp_path: Path) -> None:
     """It hangs in its own clean-up, or goes on training after `Preempted`: the checkpoint is committed, so 75, in time."""
     for knob in ("--hang-at-exit", "--ignore-leave"):
-        with trained(tmp_path / knob, *FOREVER, knob, options=["--leave-timeout", "1s"]) as run:
+        with trained(tmp_path / knob, *FOREVER, knob, options=["--leave-timeout", "1s", "--grace", "1h"]) as run:
             run.reached(3)
             run.signal(signal.SIGTERM)
-            assert run.code(20) == 75, run.story()
+            assert run.code() == 75, run.story()
             assert run.intact() == [run.event("commit")["step"]]
             assert run.event("command_exited")["code"] in (143, 137)  # Asked with SIGTERM, then killed.
 
@@ -231,7 +232,7 @@ def test_a_notice_after_the_loops_end_is_no_interruption(tmp_path: Path) -> None
             eventually(lambda: run.events("leaving"), "the notice is in force")
             process.stdin.close()
             assert process.stdout.readline() == b"written\n"
-            assert process.wait(30) == 9
+            assert process.wait(60) == 9
         finally:
             process.kill()
 
@@ -269,7 +270,7 @@ def test_a_broadcast_to_every_process_reaches_only_the_supervisor(tmp_path: Path
     """As with proctrack/linuxproc: TERM and USR1 go to the trainer and its children too, without handlers, and nothing dies."""
     script = "import subprocess, sys\nchild = subprocess.Popen(['sleep', '600'])\nprint('child', child.pid, flush=True)\n"
     script += "import runpy\nsys.argv = sys.argv[1:]\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
-    _, program, *words = toy("--log", tmp_path / "toy.log", *FOREVER, "--save-ms", 800)
+    _, program, *words = toy("--log", tmp_path / "toy.log", *FOREVER, "--save-ms", 5_000)
     with supervised(tmp_path, [sys.executable, "-c", script, program, *words]) as run:
         run.reached(5)
         below = descendants(run.pid)
@@ -279,6 +280,7 @@ def test_a_broadcast_to_every_process_reaches_only_the_supervisor(tmp_path: Path
                 os.kill(pid, number)
         assert run.code() == 75, run.story()
         assert run.intact() == [run.toy_steps()[-1]]
+        eventually(lambda: not is_alive(run.event("command_started")["guard_pid"]), "the guard has ended")
         assert [pid for pid in below if is_alive(pid)] == []
 
 

@@ -28,7 +28,9 @@ def flip_a_bit(path: Path) -> None:
 
 def test_every_steps_saves_at_multiples_and_keep_keeps_the_newest(tmp_path: Path) -> None:
     """The seed's `--every-steps N --keep 3`: never at 0, nothing between, training goes on, the oldest ones go."""
-    with trained(tmp_path, "--steps", 65, options=["--every-steps", 10, "--keep", 3]) as run:
+    # An evaluation after the last save: what is pruned after a commit is not waited for at the end.
+    last = ("--eval-every", 62, "--eval-ms", 1_500)
+    with trained(tmp_path, "--steps", 65, *last, options=["--every-steps", 10, "--keep", 3]) as run:
         assert run.code() == 0, run.story()
         assert [event["step"] for event in run.events("commit")] == [10, 20, 30, 40, 50, 60]
         assert run.intact() == run.steps() == [40, 50, 60]
@@ -53,7 +55,8 @@ def test_every_saves_by_time(tmp_path: Path) -> None:
 def test_the_checkpoint_resumed_from_is_never_pruned(tmp_path: Path) -> None:
     """With --keep 1 the one that this start came from stays beside the newest one."""
     committed(tmp_path / "ckpt", 5)
-    with trained(tmp_path, "--steps", 35, options=["--every-steps", 10, "--keep", 1]) as run:
+    last = ("--eval-every", 32, "--eval-ms", 1_500)  # Time to prune in after the last save.
+    with trained(tmp_path, "--steps", 35, *last, options=["--every-steps", 10, "--keep", 1]) as run:
         assert run.code() == 0, run.story()
         assert run.steps() == [5, 30]
 
@@ -89,10 +92,12 @@ def test_a_directory_without_checkpoints_starts_from_scratch(tmp_path: Path, the
         (partial / "state.pt").write_bytes(b"half")
         (place / "attempt").write_text("half a line")
         (place / ".attempt-000000003").write_text("")
-    with supervised(tmp_path, ["sh", "-c", 'echo "args=$*"', "sh"], "--resume-arg=--resume-from", directory=place) as run:
-        assert run.code() == 0, run.story()
+    # It lasts until they are gone: the end of a command waits for no sweep.
+    script = f'echo "args=$*"; while ls -d {place}/.partial-* > /dev/null 2>&1; do sleep 0.05; done'
+    with supervised(tmp_path, ["sh", "-c", script, "sh"], "--resume-arg=--resume-from", directory=place) as run:
+        assert run.code() == 0, f"leftovers are not swept{run.story()}"
         assert run.out == "args=\n"
-        eventually(lambda: list(place.glob(".partial-*")) == [], "leftovers are swept")
+        assert list(place.glob(".partial-*")) == []
 
 
 def test_the_newest_intact_one_is_chosen_and_what_was_passed_over_is_named(tmp_path: Path) -> None:

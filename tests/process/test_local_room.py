@@ -72,7 +72,7 @@ def assert_full_disk_failed(run: Run, steps: list[int]) -> None:
 @room_for("2.5")
 def test_where_keep_does_not_fit_older_ones_go_before_the_save_and_every_save_succeeds(small: Path) -> None:
     """--keep 2 needs 3 at the peak: told early, once; each next save has room, and the newest one is there at every moment."""
-    with trained(small, "--steps", 65, "--step-ms", 20, *BALLAST, options=["--every-steps", 10, "--keep", 2]) as run:
+    with trained(small, "--steps", 65, "--step-ms", 80, *BALLAST, options=["--every-steps", 10, "--keep", 2]) as run:
         assert run.code() == 0, run.story()
         assert [event["result"] for event in run.events("commit")] == ["committed"] * 6, run.story()
         assert run.events("round_given_up") == []
@@ -107,7 +107,8 @@ def test_what_was_resumed_from_does_not_go_for_room_and_training_goes_on(small: 
     """The first save fits, no other does: each fails for ENOSPC, its half is removed, both older ones stand (field case 109)."""
     with trained(small, "--steps", 15, *BALLAST, options=["--every-steps", 10]) as run:
         assert run.code() == 0, run.story()
-    with trained(small, "--steps", 65, "--step-ms", 20, *BALLAST, options=["--every-steps", 10, "--keep", 1]) as run:
+    words = ("--steps", 65, "--step-ms", 20, *BALLAST, "--eval-every", 62, "--eval-ms", 1_500)  # Time to tidy up in at the end.
+    with trained(small, *words, options=["--every-steps", 10, "--keep", 1]) as run:
         assert run.code() == 0, run.story()
         assert run.intact() == run.steps() == [10, 20]
         assert_full_disk_failed(run, [30, 40, 50, 60])
@@ -120,7 +121,8 @@ def test_what_was_resumed_from_does_not_go_for_room_and_training_goes_on(small: 
 @room_for("1.5")
 def test_with_keep_1_the_only_one_survives_any_number_of_failed_saves(small: Path) -> None:
     """Nothing is removed before the next one is committed, and no number of failures changes that (field case 93)."""
-    with trained(small, "--steps", 95, *BALLAST, options=["--every-steps", 10, "--keep", 1]) as run:
+    words = ("--steps", 95, *BALLAST, "--eval-every", 92, "--eval-ms", 1_500)
+    with trained(small, *words, options=["--every-steps", 10, "--keep", 1]) as run:
         assert run.code() == 0, run.story()
         assert run.intact() == run.steps() == [10]
         assert_full_disk_failed(run, list(range(20, 100, 10)))

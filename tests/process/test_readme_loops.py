@@ -69,9 +69,9 @@ def test_epochs_and_a_dataloader_lose_no_batch_when_the_run_is_interrupted_in_mi
     subprocess.run([sys.executable, str(path), str(plain), "0", str(tmp_path / "plain.pt")], check=True)
     expected = steps_of(plain)
     assert [int(line.split()[0]) for line in expected] == list(range(4 * 8))
-    command = [sys.executable, str(path), str(ours), "0.1", str(tmp_path / "ours.pt")]
+    command = [sys.executable, str(path), str(ours), "0.3", str(tmp_path / "ours.pt")]
     with supervised(tmp_path, command) as run:
-        eventually(lambda: len(steps_of(ours)) >= 11, "eleven steps: the second epoch has begun")
+        eventually(lambda: len(steps_of(ours)) >= 11, "eleven steps: the second epoch has begun", 120)
         run.signal(signal.SIGTERM)
         assert run.code() == 75, run.story()
         seen = len(steps_of(ours))

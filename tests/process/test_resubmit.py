@@ -83,7 +83,7 @@ def test_what_fails_is_told_with_its_status_and_its_words(stage: Stage, command:
 
 def test_what_takes_too_long_is_killed_with_everything_below_it(stage: Stage) -> None:
     """A controller that does not answer must not hold up the end of the step, nor leave anything behind."""
-    told = stage.run('echo began; sleep 1000 & echo $! > "$OUT/pid"; wait', timeout_s=1.0)
+    told = stage.run('echo began; sleep 1000 & echo $! > "$OUT/pid"; wait', timeout_s=5.0)
     assert not told.accepted
     assert re.fullmatch(r"it did not end within [\d.]+ s and was killed: began", told.said)
     pid = int((stage.directory / "pid").read_text())

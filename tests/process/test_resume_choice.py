@@ -13,7 +13,7 @@ import pytest
 from ckpt_supervisor import store
 from ckpt_supervisor.journal import read_lines
 
-from tests.support.run import Run, committed, supervised, trained
+from tests.support.run import Run, committed, eventually, supervised, trained
 from tests.support.tasks_stage import KILL_WAIT, task_env
 
 FOREVER = ("--steps", 1_000_000)
@@ -231,7 +231,12 @@ def test_files_of_a_rank_that_are_not_seen_here_are_not_committed(tmp_path: Path
         "def save(directory, step):\n"
         "    (directory / f'{rank}.bin').write_bytes(bytes(100))\n"
         "    return directory / f'{rank}.bin'\n"
-        "for i in ckpt.steps(10**6, save=save, load=print): time.sleep(0.02)\n"
+        "loop = ckpt.steps(10**6, save=save, load=print)\n"
+        # Both have attached before either does a step: rank 0 alone, two seconds later, is a save by itself.
+        "began = os.environ['CKPT_SUPERVISE_DIR'] + '/../began-'\n"
+        "os.close(os.open(began + str(rank), os.O_CREAT | os.O_WRONLY))\n"
+        "while not all(os.access(began + str(task), os.F_OK) for task in range(2)): time.sleep(0.02)\n"
+        "for i in loop: time.sleep(0.02)\n"
     )
     real, private = tmp_path / "ckpt", tmp_path / "node-1"
     private.mkdir()
@@ -248,7 +253,9 @@ def test_files_of_a_rank_that_are_not_seen_here_are_not_committed(tmp_path: Path
             stage = supervised(tmp_path / f"task-{task}", [sys.executable, "-c", script], *options, env=env, directory=real)
             runs.append((stage, stage.__enter__()))
         coordinator = runs[0][1]
-        given_up = coordinator.event("round_given_up")
+        # Where one rank begins long after the other, their first save is given up for that.
+        told = lambda: [e for e in coordinator.events("round_given_up") if "ranks are not there" not in e["reason"]]  # noqa: E731
+        given_up = eventually(told, "a save is given up")[0]
         assert "1.bin" in given_up["reason"]
         assert coordinator.steps() == []
         assert all(run.process.poll() is None for _, run in runs), "training goes on"

@@ -103,8 +103,8 @@ def test_a_partition_that_cannot_be_asked_leaves_the_view(stub: Stub) -> None:
     """The rest of the view is worth having, and the second question shares the first one's time."""
     scontrol = stub.does('if [ $2 = job ]; then cat "$TEXTS/22.05-preempted_unknown.txt"; else exec sleep 100; fi', "41013")
     started = time.monotonic()
-    view = scontrol.show_job(1.0)
-    assert time.monotonic() - started < 5
+    view = scontrol.show_job(5.0)
+    assert time.monotonic() - started < 30
     assert isinstance(view, JobView)
     assert view.grace_ms is None
 
@@ -119,16 +119,16 @@ def test_the_configuration_is_asked(stub: Stub) -> None:
 def test_a_scontrol_that_hangs_is_ended_in_time(stub: Stub) -> None:
     """It is killed by its pid when time is up, reaped, and the answer is "could not look", try again (field case 44)."""
     started = time.monotonic()
-    view = in_a_thread(lambda: stub.does("exec sleep 120").show_job(0.5))
-    assert 0.5 <= time.monotonic() - started < 5
+    view = in_a_thread(lambda: stub.does("exec sleep 120").show_job(3.0))
+    assert 3.0 <= time.monotonic() - started < 30
     assert isinstance(view, NoView)
     assert not view.definite
-    assert "did not answer within 0.5 s" in view.reason
+    assert "did not answer within 3.0 s" in view.reason
 
 
 def test_a_scontrol_that_blocks_everything_and_closes_its_output_is_ended_in_time(stub: Stub) -> None:
     """End of output is not the end of the process."""
-    view = stub.does("trap '' TERM INT HUP; exec sleep 120 >&- 2>&-").show_job(0.5)
+    view = stub.does("trap '' TERM INT HUP; exec sleep 120 >&- 2>&-").show_job(3.0)
     assert isinstance(view, NoView)
     assert "did not answer" in view.reason
 
@@ -136,7 +136,7 @@ def test_a_scontrol_that_blocks_everything_and_closes_its_output_is_ended_in_tim
 def test_a_child_of_scontrol_that_holds_its_output_does_not_hold_us(stub: Stub, tmp_path: Path) -> None:
     """The output stays open in a process that is not ours to end; the answer still comes, with the time that was allowed."""
     scontrol = stub.does(f'sleep 120 & echo $! > {tmp_path}/left; cat "$TEXTS/22.05-preempted.txt"')
-    view = scontrol.show_job(1.0)
+    view = scontrol.show_job(5.0)
     os.kill(int((tmp_path / "left").read_text()), signal.SIGKILL)
     assert isinstance(view, JobView)
 
@@ -185,7 +185,7 @@ def test_could_not_look_says_why_and_whether_to_try_again(stub: Stub, script: st
 )  # fmt: skip
 def test_a_requeue_is_accepted_refused_or_unknown(stub: Stub, script: str, kind: str) -> None:
     """What was not refused by Slurm itself, in so many words, is unknown."""
-    answer = in_a_thread(lambda: stub.does(script).requeue(1.0))
+    answer = in_a_thread(lambda: stub.does(script).requeue(5.0 if "sleep" in script else BOUND_S / 2))
     assert answer.kind == kind
     assert [arguments for _, arguments in stub.calls()] == ["requeue 41012"]
 
@@ -241,7 +241,7 @@ def test_a_status_that_somebody_else_took_is_not_success(stub: Stub, tmp_path: P
     """A requeue whose exit status was lost is unknown, not accepted (subprocess would say 0)."""
     scontrol = stub.does(f"sleep 120 & echo $! > {tmp_path}/left; exit 0")
     results: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    thread = threading.Thread(target=lambda: results.put(scontrol.requeue(2.0)))
+    thread = threading.Thread(target=lambda: results.put(scontrol.requeue(6.0)))
     thread.start()
     until(lambda: (tmp_path / "left").exists() and (tmp_path / "left").read_text().strip(), "the call is under way")
     ((pid, _),) = stub.calls()

@@ -11,18 +11,25 @@ import signal
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from ckpt_supervisor import store
 
-from tests.support.run import eventually, is_alive, supervised, toy
+from tests.support.run import Run, eventually, is_alive, supervised, toy
 from tests.support.tasks_stage import KILL_WAIT, Step, step_of, task_env
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-OFTEN = (*KILL_WAIT, "--every-steps", 10)
+ROOMY = ("--kill-wait", "40s", "--requeue", "never")
+"""Where a save is to succeed: it has half a minute, on whatever machine."""
+
+OFTEN = (*ROOMY, "--every-steps", 10)
+
+
+BUSY_MS = 3_000
+"""So long a process may stand on a busy machine, when it is about how soon something is noticed."""
 
 
 def whole(step: Step, number: int) -> None:
@@ -38,7 +45,7 @@ def whole(step: Step, number: int) -> None:
 @pytest.mark.parametrize("told", [0, 2])
 def test_a_signal_to_one_task_alone_has_all_ranks_save_the_same_step(tmp_path: Path, told: int) -> None:
     """Row 3: the coordinator or a relay is told, and no other one."""
-    with step_of(tmp_path, 3) as step:
+    with step_of(tmp_path, 3, options=ROOMY) as step:
         step.trained()
         step[told].signal(signal.SIGTERM)
         assert step.codes() == [75, 75, 75]
@@ -51,7 +58,8 @@ def test_a_signal_to_one_task_alone_has_all_ranks_save_the_same_step(tmp_path: P
 
 def test_one_broadcast_is_one_notice_however_many_tasks_tell_of_it(tmp_path: Path) -> None:
     """Slurm signals every task, a little apart."""
-    with step_of(tmp_path, 4) as step:
+    # Everybody's word has time to come before it is over.
+    with step_of(tmp_path, 4, "--save-ms", 3_000, options=ROOMY) as step:
         step.trained()
         for run in step.runs:
             run.signal(signal.SIGUSR2)
@@ -84,9 +92,11 @@ def test_all_tasks_resume_from_the_same_checkpoint(tmp_path: Path) -> None:
 
 def test_a_rank_that_fails_to_save_leaves_the_older_checkpoint_and_training_goes_on(tmp_path: Path) -> None:
     """Row 6 and field case 118: the rank is named, and nothing of that round is committed."""
-    with step_of(tmp_path, 3, options=OFTEN, of_task={2: ("--fail-save",)}) as step:
+    # Rank 0 comes last: it saves alone where it has heard of no other one for two seconds.
+    with step_of(tmp_path, 3, options=OFTEN, of_task={0: ("--startup-ms", 4_000), 2: ("--fail-save",)}) as step:
         step.trained(25)
-        given_up = step.event("round_given_up", 2)
+        told = lambda: [line for line in step.events("round_given_up") if not is_late_start(line)]  # noqa: E731
+        given_up = eventually(lambda: len(told()) > 1 and told()[1], "two saves that fail")
         assert "rank 2 (task 2, pid" in given_up["reason"]
         assert "No space left on device" in given_up["reason"]
         assert step.committed() == []
@@ -94,25 +104,47 @@ def test_a_rank_that_fails_to_save_leaves_the_older_checkpoint_and_training_goes
         eventually(lambda: not list(step.dir.glob(".partial-*")), "the partial directories are gone")
 
 
+def is_late_start(line: dict[str, Any]) -> bool:
+    """Whether this save was given up since another rank had not attached yet: how far apart they begin is not the point."""
+    return "ranks are not there" in line["reason"]
+
+
+def first_failure(run: Run) -> str:
+    """Why the first save was given up for which all ranks were there."""
+    found = eventually(lambda: [line for line in run.events("round_given_up") if not is_late_start(line)], "a save is given up")
+    return str(found[0]["reason"])
+
+
+TOGETHER = """
+import ckpt_client as ckpt, io, os, time, zipfile
+rank = int(os.environ["SLURM_PROCID"])
+def together(loop):
+    began = os.environ["CKPT_SUPERVISE_DIR"] + "/../began-"
+    open(began + str(rank), "w").close()
+    while not all(os.path.exists(began + str(task)) for task in range(2)):
+        time.sleep(0.02)
+    return loop
+"""
+"""Two ranks that have both attached before either does a step: rank 0 alone, two seconds later, is a save by itself."""
+
+
 def test_a_broken_file_of_one_task_is_found_by_that_task(tmp_path: Path) -> None:
     """Row 6: what a rank wrote is read where it was written, and what is wrong with it names the task."""
-    script = (
-        "import ckpt_client as ckpt, io, os, time, zipfile\n"
-        "rank = int(os.environ['SLURM_PROCID'])\n"
+    script = TOGETHER + (
         "def save(directory, step):\n"
         "    made = io.BytesIO()\n"
         "    with zipfile.ZipFile(made, 'w') as archive: archive.writestr('state/data.pkl', bytes(5000))\n"
         "    data = made.getvalue()\n"
         "    (directory / f'{rank}.pt').write_bytes(data[: len(data) // (1 + rank)])\n"
         "    return directory / f'{rank}.pt'\n"
-        "for i in ckpt.steps(10**6, save=save, load=print): time.sleep(0.02)\n"
+        "for i in together(ckpt.steps(10**6, save=save, load=print)): time.sleep(0.02)\n"
     )
     python, where = toy()[0], tmp_path / "c"
     with (
         supervised(tmp_path / "a", [python, "-c", script], *OFTEN, env=task_env(0, 2), directory=where) as first,
         supervised(tmp_path / "b", [python, "-c", script], *OFTEN, env=task_env(1, 2), directory=where),
     ):
-        reason = str(first.event("round_given_up")["reason"])
+        reason = first_failure(first)
         assert "verification of task 1's ranks: " in reason
         assert "1.pt" in reason
         assert not list(where.glob("step-*"))
@@ -120,25 +152,24 @@ def test_a_broken_file_of_one_task_is_found_by_that_task(tmp_path: Path) -> None
 
 def test_a_path_that_two_ranks_report_fails_the_round(tmp_path: Path) -> None:
     """Field case 107 in small: both would write state.pt, and neither knows of the other."""
-    script = (
-        "import ckpt_client as ckpt, time\n"
+    script = TOGETHER + (
         "def save(directory, step):\n"
         "    (directory / 'state.pt').write_text(str(step)); return directory / 'state.pt'\n"
-        "for i in ckpt.steps(10**6, save=save, load=print): time.sleep(0.02)\n"
+        "for i in together(ckpt.steps(10**6, save=save, load=print)): time.sleep(0.02)\n"
     )
     python = toy()[0]
     with (
         supervised(tmp_path / "a", [python, "-c", script], *OFTEN, env=task_env(0, 2), directory=tmp_path / "c") as first,
         supervised(tmp_path / "b", [python, "-c", script], *OFTEN, env=task_env(1, 2), directory=tmp_path / "c"),
     ):
-        assert "reported twice, by rank" in str(first.event("round_given_up")["reason"])
+        assert "reported twice, by rank" in first_failure(first)
         assert not list((tmp_path / "c").glob("step-*"))
 
 
 def test_a_task_that_fails_ends_the_step_with_its_status(tmp_path: Path) -> None:
     """One rank's crash ends all within seconds, and commits nothing."""
-    with step_of(tmp_path, 3, options=KILL_WAIT, of_task={1: ("--steps", 30, "--exit-code", 77)}) as step:
-        step.trained()
+    with step_of(tmp_path, 3, options=KILL_WAIT, of_task={1: ("--steps", 250, "--exit-code", 77)}) as step:
+        step.trained()  # All of them do some steps before the one ends, however late the last one was started.
         assert step.codes() == [77, 77, 77]
         assert step.committed() == []
         assert not any(is_alive(step.pid(rank)) for rank in range(3))
@@ -165,7 +196,7 @@ def test_all_tasks_end_with_0_when_training_is_over(tmp_path: Path) -> None:
 
 def test_tasks_are_started_again_in_place_together(tmp_path: Path) -> None:
     """--restarts: one task's failure starts all of them again from the newest checkpoint."""
-    with step_of(tmp_path, 2, options=(*OFTEN, "--restarts", 1), of_task={1: ("--steps", 35, "--exit-code", 77)}) as step:
+    with step_of(tmp_path, 2, options=(*OFTEN, "--restarts", 1), of_task={1: ("--steps", 95, "--exit-code", 77)}) as step:
         again = step.event("command_started", task=1, restart=1)
         assert again["resume_step"] == step.event("command_started", task=0, restart=1)["resume_step"] >= 10
         assert step.codes() == [77, 77]
@@ -173,7 +204,7 @@ def test_tasks_are_started_again_in_place_together(tmp_path: Path) -> None:
 
 def test_a_relay_that_is_killed_ends_the_step_and_is_named(tmp_path: Path) -> None:
     """A killed supervisor takes its ranks with it, so no checkpoint can be whole any more."""
-    with step_of(tmp_path, 3, options=OFTEN) as step:
+    with step_of(tmp_path, 3, options=(*OFTEN, "--keep", 1_000)) as step:
         step.trained()
         step.event("round_committed")
         step[2].signal(signal.SIGKILL)
@@ -185,16 +216,16 @@ def test_a_relay_that_is_killed_ends_the_step_and_is_named(tmp_path: Path) -> No
 
 def test_a_relay_that_is_killed_under_a_notice_leaves_the_older_checkpoint_in_time(tmp_path: Path) -> None:
     """Row 5: this round is given up within the deadline, and the reason names the task and its rank."""
-    with step_of(tmp_path, 3, options=KILL_WAIT, of_task={1: ("--save-ms", 2_000)}) as step:
+    with step_of(tmp_path, 3, options=ROOMY, of_task={1: ("--save-ms", 5_000)}) as step:
         step.trained()
         step[0].signal(signal.SIGUSR2)
         older = int(step.event("round_committed")["step"])
         step[0].signal(signal.SIGTERM)
         step.event("rank_saving", rank=1, round=int(step.event("round_begun", kind="save and leave")["round"]))
         step[1].signal(signal.SIGKILL)
-        began = time.monotonic()
         assert [step[0].code(), step[2].code()] == [76, 76]
-        assert time.monotonic() - began < 9
+        took_ms = step.events("exit", task=0)[0]["mono_ms"] - step.events("notice", task=0)[0]["mono_ms"]
+        assert took_ms < 20_000, "the deadline for the save was waited for"
         assert step.committed() == [older]
         assert "task 1 on " in step[0].err
         assert "with rank 1 for " in step[0].err
@@ -206,10 +237,11 @@ def test_without_its_coordinator_training_goes_on_and_leaves_when_it_is_told(tmp
         step.trained()
         step.event("round_committed")
         step[0].signal(signal.SIGKILL)
-        began = time.monotonic()
-        for task in (1, 2):
-            step.event("coordinator_lost", task=task)
-        assert time.monotonic() - began < 5
+        killed_ms = time.monotonic_ns() // 1_000_000
+        lost = [step.event("coordinator_lost", task=task)["mono_ms"] for task in (1, 2)]
+        assert max(lost) - killed_ms < 5_000 + BUSY_MS
+        # The last commit may have been killed before its line, or before what it had pruned.
+        there = sorted(path.name for path in step.dir.glob("step-*"))
         committed, done = step.committed(), max(step.steps(1))
         eventually(lambda: max(step.steps(1)) > done + 25, "training goes on beyond its next save")
         assert step.committed() == committed
@@ -217,7 +249,7 @@ def test_without_its_coordinator_training_goes_on_and_leaves_when_it_is_told(tmp
             step[task].signal(signal.SIGTERM)
         assert [step[1].code(), step[2].code()] == [76, 76]
         assert "task 0's supervisor" in step[1].err
-        assert sorted(path.name for path in step.dir.glob("step-*")) == [f"step-{n:09d}" for n in sorted(committed)[-3:]]
+        assert sorted(path.name for path in step.dir.glob("step-*")) == there
 
 
 def test_ranks_that_are_parked_go_on_when_the_coordinator_is_killed(tmp_path: Path) -> None:
@@ -225,9 +257,8 @@ def test_ranks_that_are_parked_go_on_when_the_coordinator_is_killed(tmp_path: Pa
     with step_of(tmp_path, 3, options=OFTEN, of_task={0: ("--hang-save",)}) as step:
         step.event("rank_written", rank=1)
         step[0].signal(signal.SIGKILL)
-        began, done = time.monotonic(), max(step.steps(1))
-        eventually(lambda: max(step.steps(1)) > done + 5, "training goes on")
-        assert time.monotonic() - began < 8
+        done = max(step.steps(1))
+        eventually(lambda: max(step.steps(1)) > done + 5, "training goes on", 30)
 
 
 def test_a_coordinator_that_was_stopped_is_followed_again(tmp_path: Path) -> None:
@@ -310,7 +341,8 @@ def test_random_bytes_on_its_sockets_do_not_disturb_training(tmp_path: Path) -> 
         assert (invitation.stat().st_mode & 0o777, invitation.parent.stat().st_mode & 0o777) == (0o600, 0o700)
         port = int(json.loads(invitation.read_bytes())["addresses"][0].rpartition(":")[2])
         noises = [threading.Thread(target=noise, args=(port, seed)) for seed in range(2)]
-        before = len(step.committed())
+        before, late = len(step.committed()), step.events("round_given_up")
+        assert all(map(is_late_start, late))
         for thread in noises:
             thread.start()
         try:
@@ -319,7 +351,8 @@ def test_random_bytes_on_its_sockets_do_not_disturb_training(tmp_path: Path) -> 
             over.set()
             for thread in noises:
                 thread.join()
-        assert step.events("task_gone") == step.events("round_given_up") == []
+        assert step.events("task_gone") == []
+        assert step.events("round_given_up") == late
         assert list((step.dir / ".rendezvous").iterdir()) == [invitation]
         assert step.events("garbage", peer="somebody on the port"), "strangers are told of"
         step[0].signal(signal.SIGTERM)
@@ -332,7 +365,7 @@ def test_tasks_that_join_late_hear_that_nothing_is_started(tmp_path: Path) -> No
     broken.mkdir(parents=True)
     (broken / "manifest.json").write_text("{}")
     with step_of(tmp_path, 3) as step:
-        assert step.codes(20) == [76, 76, 76]
+        assert step.codes() == [76, 76, 76]
         assert "none is intact" in step[0].err
         assert step.events("command_started") == []
 
@@ -350,7 +383,7 @@ def test_a_task_that_comes_when_task_0_has_left_leaves_with_the_same_status(tmp_
     ) as first:
         assert first.code() == 3
     with supervised(tmp_path / "b", toy(), *KILL_WAIT, env=task_of("4711", 1), directory=tmp_path / "c") as second:
-        assert second.code(20) == 3
+        assert second.code() == 3
         assert "task 0's supervisor has left before task 1 came: status 3" in second.err
     with supervised(tmp_path / "d", toy(), *late, env=task_of("4712", 1), directory=tmp_path / "c") as other:
         assert other.code() == 2
@@ -364,6 +397,6 @@ def test_the_other_tasks_hear_why_task_0_does_not_start(tmp_path: Path) -> None:
         with supervised(tmp_path / "b", toy(), env=task_of("5", 0), directory=tmp_path / "c") as first:
             assert first.code() == 2
         with supervised(tmp_path / "d", toy(), env=task_of("5", 1), directory=tmp_path / "c") as second:
-            assert second.code(20) == 2
+            assert second.code() == 2
             assert "in use by job" in second.err
         assert holder.process.poll() is None

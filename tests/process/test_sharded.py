@@ -27,14 +27,17 @@ from tests.support.run import Run, environment, eventually, is_alive, supervised
 TOY = Path(__file__).resolve().parents[1] / "support" / "toy_sharded.py"
 TORCHRUN = Path(sys.executable).with_name("torchrun")
 ALONE = Identity(0, 1, 0, 0, distributed=True)
-pytestmark = pytest.mark.timeout(300)
+TORCH_S = 200
+"""Until up to four ranks have imported torch, on a machine that has other things to do."""
+
+pytestmark = pytest.mark.timeout(900)
 
 
 def trained(place: Path, ranks: int, *words: object, options: Sequence[object] = ()) -> AbstractContextManager[Run]:
     """A supervised start on so many ranks; 0 ranks: one process without torch.distributed."""
     toy = [str(TOY), "--words", str(place / "toy.log"), *map(str, words)]
     launcher = [str(TORCHRUN), "--standalone", "--nproc-per-node", str(ranks), "--"] if ranks else [sys.executable]
-    return supervised(place, [*launcher, *toy], *options, env={"OMP_NUM_THREADS": "1"})
+    return supervised(place, [*launcher, *toy], "--grace", "2m", *options, env={"OMP_NUM_THREADS": "1"})
 
 
 def digests(run: Run, what: str) -> dict[int, str]:
@@ -44,10 +47,10 @@ def digests(run: Run, what: str) -> dict[int, str]:
 
 def interrupted(run: Run, steps: int) -> tuple[int, str]:
     """End it after some steps more; the step that is committed, and the digest then."""
-    start = int(run.said(r"^start (\d+) ")[1])
-    run.said(rf"^step {start + steps} ")
+    start = int(run.said(r"^start (\d+) ", TORCH_S)[1])
+    run.said(rf"^step {start + steps} ", TORCH_S)
     run.signal(signal.SIGTERM)
-    assert run.code(120) == 75, run.story()
+    assert run.code(TORCH_S) == 75, run.story()
     at = run.intact()[-1]
     return at, digests(run, "step")[at]
 
@@ -56,9 +59,9 @@ def test_interrupted_sharded_training_goes_on_to_bit_identical_weights(tmp_path:
     """Two ranks, saved on SIGTERM and periodically; every rank wrote its own shards, and what is replicated is there once."""
     steps = 40
     with trained(tmp_path / "whole", 2, "--steps", steps) as run:
-        assert run.code(120) == 0, run.story()
+        assert run.code(TORCH_S) == 0, run.story()
         whole = digests(run, "step")
-    with trained(tmp_path / "cut", 2, "--steps", steps, "--step-ms", 100, options=["--every-steps", 2]) as run:
+    with trained(tmp_path / "cut", 2, "--steps", steps, "--step-ms", 200, options=["--every-steps", 2]) as run:
         at, _ = interrupted(run, 4)
         assert at < steps, "too late to be an interruption"
         assert run.event("rank_hello")["sharded"] is True
@@ -67,7 +70,7 @@ def test_interrupted_sharded_training_goes_on_to_bit_identical_weights(tmp_path:
         shared = {"manifest.json", "state.pt", ".metadata"}
         assert written == shared | {name for rank in (0, 1) for name in (f"rank-{rank:05d}.pt", f"__{rank}_0.distcp")}
     with trained(tmp_path / "cut", 2, "--steps", steps) as run:
-        assert run.code(120) == 0, run.story()
+        assert run.code(TORCH_S) == 0, run.story()
         assert digests(run, "start") == {at: whole[at]}
         assert digests(run, "step") == {n: digest for n, digest in whole.items() if n > at}
 
@@ -81,16 +84,16 @@ def test_a_sharded_checkpoint_loads_on_any_number_of_ranks(tmp_path: Path) -> No
             saved.append(interrupted(run, 2))
             assert digests(run, "start") == dict(saved[-2:-1]), run.story()
     with trained(tmp_path, 0, "--steps", saved[-1][0]) as run:
-        assert run.code(120) == 0, run.story()
+        assert run.code(TORCH_S) == 0, run.story()
         assert digests(run, "start") == dict(saved[-1:])
 
 
 def test_a_rank_that_fails_or_stays_away_in_a_save_costs_that_save_only(tmp_path: Path) -> None:
     """Each rank says Failed within the time-out, training goes on, nothing is committed, and the next save works."""
-    troubles = ["--at", "2:1:raise", "--at", "4:1:8000", "--at", "6:0:raise"]
-    options = ["--every-steps", 2, "--save-timeout", "5s"]
+    troubles = ["--at", "2:1:raise", "--at", "4:1:16000", "--at", "6:0:raise"]
+    options = ["--every-steps", 2, "--save-timeout", "10s"]
     with trained(tmp_path, 2, "--steps", 9, *troubles, options=options) as run:
-        assert run.code(120) == 0, run.story()
+        assert run.code(TORCH_S) == 0, run.story()
         assert run.intact() == [8]
         reasons = [event["reason"] for event in run.events("rank_failed")]
         assert "rank 1: OSError: no space left here" in reasons
@@ -101,8 +104,8 @@ def test_a_rank_that_fails_or_stays_away_in_a_save_costs_that_save_only(tmp_path
 def test_a_rank_that_dies_in_a_save_hangs_nobody_and_nothing_is_committed(tmp_path: Path) -> None:
     """The others are out of it when its connections close, long before the time-out of 15 minutes."""
     with trained(tmp_path, 4, "--steps", 1_000_000, "--at", "3:2:die", options=["--every-steps", 3]) as run:
-        run.said(r"^saving 3 die ")
-        assert run.code(120) not in (0, 75), run.story()
+        run.said(r"^saving 3 die ", TORCH_S)
+        assert run.code(TORCH_S) not in (0, 75), run.story()
         assert run.steps() == []
         # They were not ended from outside: each has seen its save fail, at once.
         assert re.search(r"could not save together, after \d\.\d s", run.err), run.story()
@@ -117,7 +120,7 @@ def test_after_a_failure_that_one_rank_alone_knows_of_the_ranks_meet_in_a_new_gr
     Whoever waits for the time-out (60 s, of which gloo gets nine tenths) takes longer than half of it.
     """
     command = [str(TORCHRUN), "--standalone", "--nproc-per-node", "3", "--", str(TOY), "--meet"]
-    done = subprocess.run(command, env=environment(), stdout=subprocess.PIPE, text=True, timeout=120, check=True)
+    done = subprocess.run(command, env=environment(), stdout=subprocess.PIPE, text=True, timeout=TORCH_S, check=True)
     met = re.findall(r"^met (\d) (\d+)\.\d rank (\d)", done.stdout, re.MULTILINE)
     assert sorted((number, rank) for number, _, rank in met) == [(n, rank) for n in "1234" for rank in "012"]
     assert max(int(seconds) for _, seconds, _ in met) < 30, "somebody waited for the time-out"

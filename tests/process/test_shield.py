@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -39,24 +40,39 @@ def stands(pid: int) -> bool:
     return procfs.state_of(pid) == "stopped"
 
 
+def swept(shield: Shield, now_ms: int, quiet: bool = True) -> list[Completed]:
+    """A sweep at that moment, and what is left of it: on a busy machine not everybody stands in the time that one may take."""
+    done = shield.sweep(now_ms, quiet)
+
+    def is_over() -> bool:
+        nonlocal done
+        if not shield._tracer.is_busy and not shield._is_behind:
+            return True
+        done += shield.sweep(now_ms, quiet)
+        return False
+
+    until(is_over, "everybody whom it stops stands")
+    return done
+
+
 def looked(shield: Shield, now_ms: int, quiet: bool = True) -> list[Completed]:
     """A sweep that looks at all of them."""
     shield.hurry()
-    return shield.sweep(now_ms, quiet)
+    return swept(shield, now_ms, quiet)
 
 
 def test_a_termination_inside_the_tree_is_delivered_after_a_moment(processes: Processes) -> None:
     """One look shows it, QUICK_MS later its sender is read, and the process dies of its SIGTERM. Nobody else does."""
     process, other = processes.start(), processes.start()
     shield = shield_of([process.pid, other.pid])
-    assert shield.sweep(1_000, quiet=True) == []
+    assert swept(shield, 1_000) == []
     assert shield.next_ms(1_000) == 1_000 + TICK_MS
     process.terminate()
     assert looked(shield, 2_000) == []
     assert shield.next_ms(2_000) == 2_000 + QUICK_MS
-    assert shield.sweep(2_000 + QUICK_MS - 1, quiet=True) == []
+    assert swept(shield, 2_000 + QUICK_MS - 1) == []
     assert lives(process.pid)
-    assert shield.sweep(2_000 + QUICK_MS, quiet=True) == [Completed(process.pid, "delivered", os.getpid())]
+    assert swept(shield, 2_000 + QUICK_MS) == [Completed(process.pid, "delivered", os.getpid())]
     assert process.wait(BOUND_S) == -signal.SIGTERM
     assert lives(other.pid)
 
@@ -67,12 +83,12 @@ def test_the_next_ones_are_dealt_with_at_once_for_a_while(processes: Processes) 
     shield = shield_of([one.pid, two.pid])
     one.terminate()
     looked(shield, 0)
-    assert len(shield.sweep(QUICK_MS, quiet=True)) == 1
+    assert len(swept(shield, QUICK_MS)) == 1
     assert one.wait(BOUND_S) == -signal.SIGTERM
     two.terminate()
     at_ms = shield.next_ms(QUICK_MS)
     assert at_ms < QUICK_MS + 5 * BURST_MS
-    assert shield.sweep(at_ms, quiet=True) == [Completed(two.pid, "delivered", os.getpid())]
+    assert swept(shield, at_ms) == [Completed(two.pid, "delivered", os.getpid())]
     assert two.wait(BOUND_S) == -signal.SIGTERM
 
 
@@ -85,7 +101,7 @@ def test_a_sender_that_has_ended_meanwhile_was_ours_if_it_was_known(processes: P
     sender.process.kill()
     sender.process.wait(BOUND_S)
     looked(shield, 1_000)
-    assert shield.sweep(1_000 + QUICK_MS, quiet=True) == [Completed(process.pid, "delivered", sender.pid)]
+    assert swept(shield, 1_000 + QUICK_MS) == [Completed(process.pid, "delivered", sender.pid)]
     assert process.wait(BOUND_S) == -signal.SIGTERM
 
 
@@ -95,11 +111,11 @@ def test_one_from_outside_is_delivered_when_it_has_been_quiet_for_long(processes
     shield = shield_of([process.pid], top=inside.pid)
     process.terminate()
     looked(shield, 0)
-    assert shield.sweep(QUICK_MS, quiet=True) == []
+    assert swept(shield, QUICK_MS) == []
     assert shield.next_ms(QUICK_MS) == SETTLED_MS
-    assert shield.sweep(SETTLED_MS - 1, quiet=True) == []
+    assert swept(shield, SETTLED_MS - 1) == []
     assert lives(process.pid)
-    assert shield.sweep(SETTLED_MS, quiet=True) == [Completed(process.pid, "delivered", os.getpid())]
+    assert swept(shield, SETTLED_MS) == [Completed(process.pid, "delivered", os.getpid())]
     assert process.wait(BOUND_S) == -signal.SIGTERM
 
 
@@ -138,11 +154,15 @@ def test_a_broadcast_to_many_is_taken_away_in_parts(processes: Processes) -> Non
         process.terminate()
     now_ms = 0
     shield.hurry()
-    while any(procfs.is_pending(process.pid, signal.SIGTERM) for process in everybody):
-        assert now_ms < 10_000
+
+    def is_taken_away() -> bool:
+        nonlocal now_ms
         assert shield.sweep(now_ms, quiet=False) == []
         assert shield.next_ms(now_ms) > now_ms
         now_ms = shield.next_ms(now_ms)
+        return not any(procfs.is_pending(process.pid, signal.SIGTERM) for process in everybody)
+
+    until(is_taken_away, "nobody has it pending")
     assert all(lives(process.pid) for process in everybody)
 
 
@@ -153,9 +173,9 @@ def test_where_ptrace_is_refused_a_process_is_killed_once_it_was_quiet(processes
     shield = shield_of([process.pid])
     os.kill(process.pid, signal.SIGTERM)
     looked(shield, 0)
-    assert shield.sweep(QUICK_MS, quiet=True) == []
+    assert swept(shield, QUICK_MS) == []
     assert shield.next_ms(QUICK_MS) == SETTLED_MS
-    assert shield.sweep(SETTLED_MS, quiet=True) == [Completed(process.pid, "killed", 0)]
+    assert swept(shield, SETTLED_MS) == [Completed(process.pid, "killed", 0)]
     until(lambda: procfs.state_of(process.pid) == "zombie", "it has died")
 
 
@@ -234,7 +254,7 @@ def test_a_namespace_below_ours_has_pids_of_its_own(processes: Processes) -> Non
     init.stdin.flush()
     until(lambda: any(map(procfs.term_is_stuck, pids)), "it is sent")
     looked(shield, 1_000)
-    (done,) = shield.sweep(1_000 + QUICK_MS, quiet=True)
+    (done,) = swept(shield, 1_000 + QUICK_MS)
     assert (done.pid, done.how) == (pids[-1], "delivered")
     assert init.stdout.readline() == b"143\n"
 
@@ -248,10 +268,21 @@ def test_everybody_who_is_asked_to_end_takes_it(processes: Processes) -> None:
     gone = processes.start()
     gone.kill()
     gone.wait(BOUND_S)
-    deliver_term([plain.pid, free.pid, hit.pid, still.pid, handler.pid, gone.pid], 2_000, Tracer())
+    asked = (plain, free, hit, still, handler)
+    tracer = Tracer()
+    deliver_term([*(process.pid for process in asked), gone.pid], 20_000, tracer)
+    # On a busy machine one may not stand in the time that it has: it is let go with its SIGTERM pending, and asked again.
+    until(lambda: all(has_ended(process, tracer) for process in asked), "all of them have taken it")
     for process in (plain, free, hit, still):
         assert process.wait(BOUND_S) == -signal.SIGTERM
     assert handler.wait(BOUND_S) == 7
+
+
+def has_ended(process: subprocess.Popen[bytes], tracer: Tracer) -> bool:
+    """Whether it has; one that still has its SIGTERM pending is asked once more."""
+    if process.poll() is None and not tracer.is_busy and procfs.term_is_stuck(process.pid):
+        deliver_term([process.pid], 20_000, tracer)
+    return process.poll() is not None
 
 
 def test_without_time_it_is_sent_and_nothing_more(processes: Processes) -> None:
@@ -300,8 +331,10 @@ def test_a_rank_that_waits_for_a_child_whose_end_was_taken_for_the_notices_goes_
     until(lambda: (looked(shield, 1_000, quiet=False), not procfs.term_is_stuck(child))[1], "the broadcast is taken away")
     assert lives(child)
     assert not procfs.waits_for(rank.pid, other)
-    assert [done.pid for done in shield.press({rank.pid})] == [child]
-    assert rank.stdout.readline() == b"-15\n"
+    (done,) = shield.press({rank.pid})
+    assert done.pid == child
+    # On a busy machine it may not stand within PRESS_MS; then it is killed, which is said.
+    assert rank.stdout.readline() == {"delivered": b"-15\n", "killed": b"-9\n"}[done.how]
     assert lives(other)
     assert shield.press({rank.pid}) == []
     os.kill(other, signal.SIGKILL)
@@ -353,5 +386,11 @@ def test_whoever_does_not_stand_in_time_is_let_go_later(processes: Processes, tm
     assert procfs.state_of(parent.pid) == "uninterruptible"
     with fifo.open("wb"):
         times_ms = itertools.count(1_000, 10)
-        until(lambda: (looked(shield, next(times_ms)), not lives(parent.pid) and not stands(parent.pid))[1], "it has taken it")
+
+        def has_taken_it() -> bool:
+            shield.hurry()
+            shield.sweep(next(times_ms), quiet=True)
+            return not lives(parent.pid) and not stands(parent.pid)
+
+        until(has_taken_it, "it has taken it")
     assert parent.wait(BOUND_S) == -signal.SIGTERM

@@ -43,8 +43,17 @@ SUPERVISED = """
 """
 """A supervisor's loop, as far as it belongs to the shield. SIGUSR1 is a notice."""
 
-GENEROUS_S = 3.0
+GENEROUS_S = 15.0
 """Far above what it takes, so that a busy machine fails nobody; the figures are those of `make bench`."""
+
+FEW_LOOKS_S = 3.0
+"""Eight terminations that each wait for the next look take longer than this."""
+
+TRIES = 3
+"""A busy machine may delay one of them by itself: the best try counts, for what takes too long in every try."""
+
+SENDS = 10
+"""Tries for a broadcast that this process sends in one go, as slurmstepd does, and is not held up in the middle of it."""
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
@@ -87,15 +96,19 @@ def test_eight_terminations_one_after_the_other_take_no_longer_than_a_few_looks(
             codes.append(process.exitcode)
         print(json.dumps([middle - began, time.monotonic() - middle, codes]), flush=True)
     """
-    with Stage(SUPERVISED, trainer) as stage:
-        first_s, second_s, codes = stage.said()
-        assert codes == 16 * [-signal.SIGTERM]
-        assert first_s < GENEROUS_S
-        assert second_s < GENEROUS_S
-        word, code, done = stage.said()
-        assert (word, code, len(done)) == ("ended", 0, 16)
-        assert {one["how"] for one in done} == {"delivered"}
-        assert len({one["sender"] for one in done}) == 1
+    took: list[float] = []
+    for _ in range(TRIES):
+        with Stage(SUPERVISED, trainer) as stage:
+            first_s, second_s, codes = stage.said()
+            assert codes == 16 * [-signal.SIGTERM]
+            word, code, done = stage.said()
+            assert (word, code, len(done)) == ("ended", 0, 16)
+            assert {one["how"] for one in done} == {"delivered"}
+            assert len({one["sender"] for one in done}) == 1
+        took.append(max(first_s, second_s))
+        if took[-1] < FEW_LOOKS_S:
+            return
+    raise AssertionError(f"in each of {TRIES} tries too long: {took}")
 
 
 def test_helpers_that_are_started_and_ended_at_once_are_found() -> None:
@@ -127,22 +140,37 @@ def test_a_broadcast_of_the_notice_ends_nobody_and_their_parent_still_can() -> N
         codes = [worker.wait() for worker in workers]
         print(json.dumps([time.monotonic() - began, codes]), flush=True)
     """
-    with Stage(SUPERVISED, trainer) as stage:
-        workers = stage.said()
-        for pid in workers:
-            os.kill(pid, signal.SIGTERM)
-        # The order of slurmstepd, with all the time that a first look may fall into.
-        passed(0.25 * SETTLED_MS)
-        os.kill(stage.pid, signal.SIGUSR1)
-        os.kill(stage.pid, signal.SIGTERM)
-        passed(2 * TICK_MS + SETTLED_MS)
-        assert all(lives(pid) for pid in workers)
-        stage.say()
-        assert stage.said() == 8 * [None]
-        took_s, codes = stage.said()
-        assert codes == 8 * [-signal.SIGTERM]
-        assert took_s < GENEROUS_S
-        assert stage.said()[:2] == ["ended", 0]
+    for _ in range(SENDS):
+        with Stage(SUPERVISED, trainer) as stage:
+            workers = stage.said()
+            if is_sent(stage.pid, workers):
+                passed(2 * TICK_MS + SETTLED_MS)
+                check_their_end(stage, workers)
+                return
+    raise AssertionError(f"in each of {SENDS} tries this process was held up while it sent")
+
+
+def is_sent(supervisor: int, workers: list[int]) -> bool:
+    """Send the broadcast; whether it came to the supervisor while the workers' could still be taken for the notice's."""
+    began = time.monotonic()
+    for pid in workers:
+        os.kill(pid, signal.SIGTERM)
+    # The order of slurmstepd, with all the time that a first look may fall into.
+    passed(0.25 * SETTLED_MS)
+    os.kill(supervisor, signal.SIGUSR1)
+    os.kill(supervisor, signal.SIGTERM)
+    return time.monotonic() - began < 0.75 * SETTLED_MS / 1_000
+
+
+def check_their_end(stage: Stage, workers: list[int]) -> None:
+    """All live, and end when their parent ends them."""
+    assert all(lives(pid) for pid in workers)
+    stage.say()
+    assert stage.said() == 8 * [None]
+    took_s, codes = stage.said()
+    assert codes == 8 * [-signal.SIGTERM]
+    assert took_s < GENEROUS_S
+    assert stage.said()[:2] == ["ended", 0]
 
 
 def test_a_kill_by_hand_ends_one_process_after_a_while() -> None:
@@ -187,7 +215,7 @@ def test_a_whole_torch_loader_is_shut_down_and_lives_through_broadcasts() -> Non
         print(json.dumps([time.monotonic() - began, [worker.exitcode for worker in workers]]), flush=True)
     """
     with Stage(SUPERVISED, trainer) as stage:
-        workers = stage.said(60)
+        workers = stage.said(150)
         os.kill(stage.pid, signal.SIGUSR1)
         for _ in range(5):
             for pid in workers:

@@ -17,6 +17,7 @@ from tests.support.proc_stage import BOUND_S, Stage, blocked, python_env
 STORM = Path(__file__).resolve().parents[1] / "support" / "proc_storm.py"
 COUNT = 10_000
 TRIES = 3
+FEW = 5
 
 
 def storm(seed: int) -> dict[str, float]:
@@ -31,15 +32,15 @@ def storm(seed: int) -> dict[str, float]:
 def test_of_10000_signals_none_is_missed_or_late() -> None:
     """Each one is seen by the loop within 50 ms, whenever it falls.
 
-    Not one may ever be missed. A busy machine may delay a process by more than 50 ms by itself, so there are TRIES tries for
-    "none late": the fault that this guards against delays 34 of 10,000, in every try.
+    Not one may ever be missed. A busy machine may delay a process by more than 50 ms by itself, so FEW may be late in the best of
+    TRIES tries: the fault that this guards against delays 34 of 10,000, in every try.
     """
     for seed in range(TRIES):
         report = storm(seed)
         assert (report["missed"], report["came"]) == (0, COUNT)
-        if report["late"] == 0:
+        if report["late"] <= FEW:
             return
-    raise AssertionError(f"in each of {TRIES} storms some came late")
+    raise AssertionError(f"in each of {TRIES} storms more than {FEW} came late")
 
 
 def test_a_flood_that_nobody_reads_loses_no_signal_of_another_kind() -> None:

@@ -144,16 +144,16 @@ def test_two_that_start_and_sweep_at_once_both_keep_their_sockets(tmp_path: Path
 
     def start() -> None:
         with Transport([str(tmp_path)]) as transport:
-            ready.wait(20)
+            ready.wait(60)
             stale.sweep([str(tmp_path)])
-            ready.wait(20)
+            ready.wait(60)
             kept.append(Path(transport.endpoint.removeprefix("ipc://")).is_socket())
 
     threads = [threading.Thread(target=start) for _ in range(20)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(90)
     assert kept == [True] * 20
     assert list(tmp_path.iterdir()) == []
 
@@ -273,16 +273,19 @@ def test_what_torch_has_left_goes_when_its_manager_is_dead(names: dict[str, str]
         assert cleans_up(process.pid)
         assert names["torch"] not in segments.sweep_abandoned()
         process.kill()
+    others = managers()
     gone = segments.sweep_abandoned()
     is_all_seen = Path("/proc/self/ns/pid").stat().st_ino == segments.INITIAL_PID_NAMESPACE
-    managers = any(map(is_manager, procfs.of_user(os.geteuid())))
-    assert (names["torch"] in gone) == (is_all_seen and not managers)
+    if not is_all_seen or others & managers():
+        assert names["torch"] not in gone
+    elif not others | managers():
+        assert not (SHM / names["torch"]).exists(), "we have removed it, or another supervisor that starts just now"
     assert (SHM / names["psm"]).exists()
 
 
-def is_manager(pid: int) -> bool:
-    """Of a torch program that somebody else runs here meanwhile."""
-    return procfs.words(pid)[0].endswith("torch_shm_manager")
+def managers() -> set[int]:
+    """Those of torch programs that somebody else runs here meanwhile."""
+    return {pid for pid in procfs.of_user(os.geteuid()) if procfs.words(pid)[0].endswith("torch_shm_manager")}
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])

@@ -359,7 +359,7 @@ def test_random_bytes_on_the_socket_disturb_nobody(tmp_path: Path) -> None:
     with Transport([str(tmp_path)]) as transport, peer(transport) as good:
         path = transport.endpoint.removeprefix("ipc://")
         end, rounds = time.monotonic() + DISTURBED_S, 0
-        while time.monotonic() < end:
+        while time.monotonic() < end or rounds <= 20:
             with contextlib.suppress(ConnectionError), socket.socket(socket.AF_UNIX) as connection:
                 connection.connect(path)
                 connection.sendall(greeting[: chance.choice([0, 0, 10, 12, 64])] + chance.randbytes(chance.randrange(5_000)))
@@ -371,7 +371,6 @@ def test_random_bytes_on_the_socket_disturb_nobody(tmp_path: Path) -> None:
                 transport.socket.poll(100)
                 found += transport.receive()
             assert [word for word in found if not isinstance(word, Garbage)] == [wire.Saving(good.who, rounds)]
-        assert rounds > 20
 
 
 FULL_TMPDIR = """

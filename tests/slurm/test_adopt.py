@@ -14,7 +14,7 @@ import pytest
 from ckpt_supervisor import store
 
 from tests.support.slurm_checks import BOTH, check_requeued
-from tests.support.slurm_stage import PYTHON, THEN
+from tests.support.slurm_stage import PYTHON, THEN, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from tests.support.slurm_stage import Run, Stage
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "support" / "programs.py"
-RESUME_S = 60
+RESUME_S = 150
+"""Each of these programs imports torch first."""
+
+pytestmark = pytest.mark.timeout(400)
 
 
 def numbers(run: Run, word: str) -> list[int]:
@@ -41,12 +44,13 @@ def submit(stage: Stage, kind: str, pattern: str, *options: str, name: str = "TE
 @pytest.mark.parametrize("proctrack", [*BOTH, "pgid"])
 def test_preempted_programs_save_once_come_back_and_go_on(new_stage: Callable[..., Stage], proctrack: str) -> None:
     """The seed recipe with two tasks, and a Trainer that saves at USR1 while Slurm sends TERM: no step is lost or done twice."""
-    stage = new_stage(nodes=3, proctrack=proctrack)
+    stage = new_stage(nodes=3, proctrack=proctrack, kill_wait=12)
     seed = submit(stage, "seed", "step_*.pt", "-n2")
     trainer = submit(stage, "trainer", "checkpoint-*", name="USR1")
     megatron = submit(stage, "megatron", "iter_*,latest_checkpointed_iteration.txt")
+    wait_for(lambda: len(numbers(seed, "ready")) >= 2, "the handlers of both tasks", RESUME_S)
     for run in stage.runs:
-        run.wait_line("saved 10")
+        run.wait_line("saved 10", timeout=RESUME_S)
     for run in stage.runs:
         run.preempt()
     for run in stage.runs:
@@ -68,9 +72,9 @@ def test_preempted_programs_save_once_come_back_and_go_on(new_stage: Callable[..
 
 def test_a_save_that_takes_longer_than_kill_wait_has_the_grace(new_stage: Callable[..., Stage]) -> None:
     """The first guess of the kill is KillWait after the signal; the look that follows finds the whole grace."""
-    stage = new_stage()
+    stage = new_stage(grace=30)
     run = submit(stage, "trainer", "checkpoint-*", words=("--every", "1000000", "--save-ms", "9000"))
-    run.wait_line("step 5")
+    run.wait_line("step 5", timeout=RESUME_S)
     run.preempt()
     check_requeued(run)
     (adopted,) = (entry["steps"] for entry in run.events("adopted", attempt=0))
@@ -80,9 +84,9 @@ def test_a_save_that_takes_longer_than_kill_wait_has_the_grace(new_stage: Callab
 
 def test_a_program_that_is_cancelled_is_kept_and_stays_cancelled(new_stage: Callable[..., Stage]) -> None:
     """What it wrote at the signal is adopted; a person ended the job, so it does not come back."""
-    stage = new_stage()
+    stage = new_stage(kill_wait=12)
     run = submit(stage, "megatron", "iter_*")
-    run.wait_line("step 5")
+    run.wait_line("step 5", timeout=RESUME_S)
     run.cancel()
     assert run.wait_exit() == 143
     run.wait_state("CANCELLED")

@@ -36,15 +36,15 @@ def check_cancelled(run: Run) -> None:
 @pytest.mark.parametrize("proctrack", BOTH)
 def test_a_cancelled_job_is_saved_if_there_is_time_and_stays_cancelled(new_stage: Callable[..., Stage], proctrack: str) -> None:
     """Row 6 and field case 45: scancel in mid-training, and scancel of a preempted job while its save runs."""
-    stage = new_stage(nodes=3, proctrack=proctrack)
+    stage = new_stage(nodes=3, proctrack=proctrack, kill_wait=15)
     plain = stage.submit("-p", "low", toy="--save-ms 1000", script=TRAPPED)
-    preempted = stage.submit("-p", "low", toy="--save-ms 3000", script=THEN)
-    too_slow = stage.submit("-p", "low", toy="--save-ms 20000", script=TRAPPED)
+    preempted = stage.submit("-p", "low", toy="--save-ms 6000", script=THEN)
+    too_slow = stage.submit("-p", "low", toy="--save-ms 40000", script=TRAPPED)
     stage.started()
     preempted.preempt()
     preempted.wait_event("notice", cause="preempted")
     preempted.wait_line("saving")
-    for run in stage.runs:
+    for run in (preempted, plain, too_slow):
         run.cancel()
     for run in stage.runs:
         check_cancelled(run)
@@ -56,7 +56,7 @@ def test_a_cancelled_job_is_saved_if_there_is_time_and_stays_cancelled(new_stage
 
 def test_a_requeue_by_somebody_else_is_saved_and_not_asked_for_again(new_stage: Callable[..., Stage]) -> None:
     """Row 7: `scontrol requeue` by hand: saved within KillWait, one call in slurmctld's log, which is that one."""
-    stage = new_stage(proctrack="cgroup")
+    stage = new_stage(proctrack="cgroup", kill_wait=12)
     run = stage.submit("-p", "low", toy="--save-ms 1000", script=TRAPPED)
     stage.started()
     stage.lab.checked("scontrol", "requeue", str(run.jobid))
@@ -74,7 +74,7 @@ def test_a_training_that_ends_by_itself_keeps_its_status_and_is_not_requeued(new
     for knob in ends:
         stage.submit("-p", "low", toy=f"--steps 5 {knob}", supervise="--every-steps 3", script=script)
     for run, code in zip(stage.runs, ends.values(), strict=True):
-        record = run.wait_state("COMPLETED", "FAILED")
+        record = run.wait_state("COMPLETED", "FAILED", timeout=90)
         assert run.exit_codes() == [code]
         assert f"rc={code}" in run.lines()
         assert ("STAGE2" in run.lines()) == (code == 0)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.slurm_checks import check_ranks
+from tests.support.slurm_checks import check_ranks, took_s
 from tests.support.slurm_stage import lock_step_toy, own_toy, wait_for
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ RANKS = range(4)
 KILLED = 137
 
 IN_PLACE_S = 5.0
-"""From the kill of one rank to the first steps of all, on an idle machine; twice that where it has fewer cores than work."""
+"""From the kill of one rank to the first steps of all, but for the time in which the machine had more to do than it could."""
 
 
 def check_failed(run: Run, code: int, requeues: int) -> None:
@@ -49,7 +49,7 @@ def test_a_training_that_fails_at_the_same_step_every_time_stops_after_its_budge
         options = f"--every-steps 3 --max-crashes {budget}"
         stage.submit("-p", "low", command=own_toy("--step-ms 150 --dies-at 8"), supervise=options, script=KEEPS_THE_STATUS)
     for run, budget in zip(stage.runs, budgets.values(), strict=True):
-        assert run.wait_exit(budget + 1, timeout=120) == 77
+        assert run.wait_exit(budget + 1, timeout=180) == 77
         check_failed(run, 77, budget)
         assert run.exit_codes() == [77] * (budget + 1)
         assert [entry["crashes"] for entry in run.events("recalled")] == list(range(budget + 1))
@@ -87,12 +87,12 @@ def first_steps(run: Run, since: float) -> dict[int, tuple[int, float]] | None:
     return found if len(found) == len(RANKS) else None
 
 
-def note(what: str, took_s: float) -> None:
+def note(what: str, seconds: float) -> None:
     """One line for whoever wants the figures."""
     name = os.environ.get("CKPT_TEST_FIGURES")
     if name:
         with Path(name).open("a") as file:
-            file.write(f"{what}: {took_s:.2f} s, load {os.getloadavg()[0]:.1f}\n")
+            file.write(f"{what}: {seconds:.2f} s, load {os.getloadavg()[0]:.1f}\n")
 
 
 def check_started_again(run: Run, since: float, start: int) -> None:
@@ -103,10 +103,9 @@ def check_started_again(run: Run, since: float, start: int) -> None:
     (resumed,) = {entry["resume_step"] for entry in began}
     assert {step for step, _ in steps.values()} == {resumed + 1}
     assert resumed == max(entry["step"] for entry in run.events("commit", result="committed") if entry["ts"] < began[0]["ts"])
-    took_s = max(at for _, at in steps.values()) - since
-    note(f"start in place {start} of 4 ranks on 2 nodes", took_s)
-    is_busy = os.getloadavg()[0] > 2 * (os.cpu_count() or 1)
-    assert took_s < IN_PLACE_S * (2 if is_busy else 1)
+    last = max(at for _, at in steps.values())
+    note(f"start in place {start} of 4 ranks on 2 nodes", last - since)
+    assert took_s(since, last) < IN_PLACE_S
 
 
 @pytest.mark.timeout(240)

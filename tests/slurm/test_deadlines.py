@@ -6,28 +6,29 @@ Must not: wait for time limits; test_limits.py has everything that they decide.
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.slurm_checks import check_out_before_the_kill, check_requeued, check_resumed_at
-from tests.support.slurm_stage import TRAPPED, own_toy, pause, toy_words
+from tests.support.slurm_stage import TRAPPED, instant, own_toy, pause, toy_words, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.support.slurm_stage import Stage
+    from tests.support.slurm_stage import Run, Stage
 
-INTO_THE_SAVE_S = 20
-"""Of a save of 30 s; GraceTime and KillWait leave 13.9 s for the rest."""
+INTO_THE_SAVE_S = 22
+"""Of a save of 30 s; GraceTime and KillWait leave 13.9 s for the rest: some seconds more than it needs, far less than 30 s."""
 
 NOT_BEGUN = "no save was begun: it takes 3"
 
 
 @pytest.mark.timeout(240)
 def test_no_save_is_begun_that_cannot_end_and_one_that_can_is_finished(new_stage: Callable[..., Stage]) -> None:
-    """Row 1 and field case 29: 30 s a save, GraceTime 15, KillWait 6: the older one stands; 20 s into a save: that one counts."""
+    """Row 1 and field case 29: 30 s a save, GraceTime 15, KillWait 6: the older one stands; 22 s into a save: that one counts."""
     stage = new_stage(nodes=2, proctrack="cgroup")
     slow = {"command": own_toy("--save-ms 30000"), "script": TRAPPED}
     known = stage.submit("-p", "low", **slow)
@@ -54,14 +55,28 @@ def test_no_save_is_begun_that_cannot_end_and_one_that_can_is_finished(new_stage
     left = known.event("leaving", attempt=0)
     assert (left["outcome"], left["step"]) == ("stale", save["step"])
     assert NOT_BEGUN in left["reason"]
-    assert 11_000 < known.events("notice", attempt=0, cause="preempted")[0]["save_left_ms"] < 17_000  # Of 21 s.
+    check_the_save_has_its_share(known)
     assert f"step-{save['step']:09d} stands" in known.event("exit", attempt=0)["line"]
 
     check_resumed_at(known, save["step"])
-    known.wait_event("warning", attempt=1, id="grace")
-    told = [entry["text"] for entry in known.events("warning", attempt=1)]
-    assert [text for text in told if f"could not save (preempted): {NOT_BEGUN}" in text and "s were left for it" in text], told
-    assert [text for text in told if "GraceTime 15 s and KillWait 6 s leave 1" in text and "took 30 s" in text], told
+    for pattern in (
+        rf"could not save \(preempted\): {NOT_BEGUN}.*s were left for it",
+        r"GraceTime 15 s and KillWait 6 s leave 1.*took 3",
+    ):
+        wait_for(lambda pattern=pattern: [text for text in warned(known) if re.search(pattern, text)], lambda: f"{warned(known)}")
+
+
+def warned(run: Run) -> list[str]:
+    """What the second start warns of."""
+    return [entry["text"] for entry in run.events("warning", attempt=1)]
+
+
+def check_the_save_has_its_share(run: Run) -> None:
+    """Of GraceTime and KillWait, counted from Slurm's own PreemptTime: 11 to 17 s of those 21, or that share of what is left."""
+    notice = run.events("notice", attempt=0, cause="preempted")[0]
+    (preempted,) = {look["preempt_s"] for look in run.events("look", attempt=0) if look["preempt_s"]}
+    assert abs(instant(notice["ts"]) + notice["left_ms"] / 1000 - preempted - 21) < 1.5
+    assert 11 / 21 < notice["save_left_ms"] / notice["left_ms"] < 17 / 21
 
 
 def test_three_preemptions_within_seconds_of_the_start_use_up_nothing(new_stage: Callable[..., Stage]) -> None:
@@ -81,7 +96,7 @@ def test_three_preemptions_within_seconds_of_the_start_use_up_nothing(new_stage:
         run.preempt()
         assert run.wait_exit(number + 1) in (75, 76)  # 75: before its first step there is nothing new to save.
         run.wait_requeued(number + 1)
-    recalled = run.wait_event("recalled", 4, timeout=60)
+    recalled = run.wait_event("recalled", 4, timeout=90)
     told = {name: recalled[name] for name in ("timeouts", "crashes", "stalled", "interruptions")}
     assert told == {"timeouts": 0, "crashes": 0, "stalled": 0, "interruptions": 3}
     run.wait_steps(older + 5)

@@ -32,7 +32,7 @@ def drill(lab: Lab, *words: str, command: Sequence[str] = ()) -> tuple[int, dict
 @pytest.mark.timeout(CALL_S + 60)
 def test_every_path_passes_on_jobs_of_its_own_and_none_is_left(new_stage: Callable[..., Stage]) -> None:
     """Eight short jobs side by side, one of them preempted by a real preemptor; afterwards no job and no scratch directory."""
-    lab = new_stage(nodes=len(PATHS)).lab
+    lab = new_stage(nodes=len(PATHS), kill_wait=12).lab
     words = [
         *("--cluster", "--side-by-side", str(len(PATHS)), "--path", ",".join(PATHS), "--start-timeout", "120s"),
         *("--sbatch-args", "-p low -N1 --exclusive", "--preempt-with", "-p high", "--options", "--every-steps 500 --lead 10s"),

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.contention import lost_s
 from tests.support.schemas import held
 from tests.support.slurm_stage import CTL, TRAPPED, instant, lock_step_toy, own_toy, wait_for
 
@@ -28,18 +29,18 @@ if TYPE_CHECKING:
 
     from tests.support.slurm_stage import Run, Stage
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(500)
 
-LIMIT_S = 200
+LIMIT_S = 240
 """Bound on what comes at the latest 96 s after a start with a limit of one minute, on a machine with other things to do."""
 
 CALL_S = 90
 LOOK_S = 0.15
 SLACK_MS = 1_500
-"""Between what the trainer writes down and what its supervisor hears of it, on a machine with other things to do."""
+"""Between what the trainer writes down and what its supervisor hears of it, but for the time that a busy machine has not."""
 
 FRESH_MS = 2_500
-"""A step that the trainer has done so long ago is the newest one still when the blow falls: the next takes 5 s."""
+"""A step that the trainer has done so long ago is the newest one still when the blow falls: the next takes 10 s."""
 
 KILLED = "{run}\nsleep 600\n"
 """The job outlives its step."""
@@ -50,9 +51,7 @@ SELDOM = "--every-steps 3 --keep 50 --hang-floor 10s"
 
 BRISK = "--step-ms 200"
 SLOW_SAVE = "--step-ms 200 --faults-from 2 --save-ms 60000"
-LONG_STEPS = "--step-ms 5000"
-LONGER_STEPS = "--step-ms 10000"
-"""Where the supervisor lives on for some seconds."""
+LONG_STEPS = "--step-ms 10000"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +92,7 @@ WAYS: dict[str, Way] = {
     ),
     "hung": Way("training hung", LONG_STEPS, supervise=f"{SELDOM} --on-hang requeue", is_least=True),
     "node lost": Way("lost without a word", LONG_STEPS, supervise=SELDOM, is_least=True),
-    "one node of two lost": Way("node failure", LONGER_STEPS, TWO, SELDOM, nodes=2, is_least=True, comes_back=False),
+    "one node of two lost": Way("node failure", LONG_STEPS, TWO, SELDOM, nodes=2, is_least=True, comes_back=False),
     "supervisor killed": Way("lost without a word", LONG_STEPS, supervise=SELDOM, script=KILLED, is_least=True),
 }
 LOSSLESS = {"ahead of its limit", "at its limit", "preempted", "requeued by hand", "cancelled", "asked"}
@@ -126,7 +125,7 @@ def struck(run: Run, start: int = 0) -> None:
 
 def saved(run: Run) -> None:
     """Until there is a checkpoint, and training is beyond it."""
-    step = run.wait_event("commit", result="committed", timeout=60)["step"]
+    step = run.wait_event("commit", result="committed", timeout=90)["step"]
     run.wait_steps(step + 2)
 
 
@@ -229,7 +228,7 @@ def told_of(name: str, run: Run) -> Told:
 @pytest.fixture(scope="module")
 def told(new_module_stage: Callable[..., Stage]) -> dict[str, Told]:
     """All jobs of this file, interrupted side by side, and what is told of each."""
-    stage = new_module_stage(nodes=sum(way.nodes for way in WAYS.values()), proctrack="auto")
+    stage = new_module_stage(nodes=sum(way.nodes for way in WAYS.values()), proctrack="auto", kill_wait=12)
     for way in WAYS.values():
         command = (lock_step_toy if way.nodes > 1 else own_toy)(way.toy)
         stage.submit(*way.options, command=command, supervise=way.supervise, script=way.script, nodes=way.nodes)
@@ -319,15 +318,17 @@ def check_words(one: Told, way: Way, lost: int) -> None:
 def check_times(one: Told, way: Way) -> None:
     """Trained and lost are the times that the trainer had for those steps, and goodput is made of them."""
     first, totals = one.timeline["attempts"][0], one.timeline["totals"]
-    kept_ms = lost_ms = 0
+    kept_ms = lost_ms = busy_ms = 0
     for start, base in spent(one.run, way):
         kept_ms += start.steps.get(base, start.began_ms) - start.began_ms
         lost_ms += start.steps.get(start.last, start.began_ms) - start.steps.get(base, start.began_ms)
+        told_ms = {start.began_ms, start.steps.get(base, start.began_ms), start.steps.get(start.last, start.began_ms)}
+        busy_ms += sum(1000 * lost_s(at / 1000 - 1, at / 1000 + 2) for at in told_ms)
     trained_ms = sum(
         1000 * (instant(span["end_at"]) - instant(span["begin_at"])) for span in first["spans"] if span["kind"] == "training"
     )
-    assert trained_ms == pytest.approx(kept_ms, abs=SLACK_MS), first["spans"]
-    assert first["lost_ms"] > lost_ms - SLACK_MS / 2, first["spans"]
+    assert trained_ms == pytest.approx(kept_ms, abs=SLACK_MS + busy_ms), first["spans"]
+    assert first["lost_ms"] > lost_ms - SLACK_MS / 2 - busy_ms, first["spans"]
     allocated_ms = sum(1000 * (instant(other["last_word_at"]) - instant(other["began_at"])) for other in one.timeline["attempts"])
     assert totals["allocated_ms"] == pytest.approx(allocated_ms, abs=10)
     parts = {kind: ms for kind, ms in totals["kinds_ms"].items() if kind != "queued"}

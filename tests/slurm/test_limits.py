@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.slurm_checks import check_out_before_the_kill, check_requeued, check_saved, notices
+from tests.support.slurm_checks import check_out_before_the_kill, check_requeued, check_saved, notices, took_s
 from tests.support.slurm_stage import TRAPPED, instant
 
 if TYPE_CHECKING:
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
     from tests.support.slurm_stage import Run, Stage
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(400)
 
 LIMIT_S = 200
 """Bound on what comes at the latest 36 s after a limit of two minutes."""
 
 SLACK_S = 3.0
+AT_ONCE_S = 5.0
 CALM = "--step-ms 200"
 JOBS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "warned": (("-t", "2", "--signal=USR1@60"), {"supervise": "--lead off"}),
@@ -41,23 +42,27 @@ JOBS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "lingers": (("-t", "2", "--signal=USR1@60"), {"supervise": "--linger --every auto"}),
 }
 
-MID_RUN = 60
+MID_RUN = 40
 """Steps of 200 ms: that is well into the minute, and before the watch acts."""
 
 
 @pytest.fixture(scope="module")
 def runs(new_module_stage: Callable[..., Stage]) -> dict[str, Run]:
     """All jobs of this file, running."""
-    stage = new_module_stage(nodes=len(JOBS), proctrack="auto")
+    # Nobody's second run begins while the first is looked at: those that are to come back are told to.
+    stage = new_module_stage(nodes=len(JOBS), proctrack="auto", kill_wait=12, cred_expire=300)
     made = {}
     for name, (options, how) in JOBS.items():
         toy = f"{CALM} {how.get('toy', '')}"
         made[name] = stage.submit("-p", "low", *options, script=TRAPPED, **{**how, "toy": toy})
-    for run in made.values():
-        run.wait_event("look", why="start")
+    made["moved"].wait_event("look", why="start")
     stage.lab.checked("scontrol", "update", f"JobId={made['moved'].jobid}", "TimeLimit=2")
     made["extended"].wait_steps(MID_RUN)
     stage.lab.checked("scontrol", "update", f"JobId={made['extended'].jobid}", "TimeLimit=2")
+    for run in made.values():
+        run.wait_event("look", why="start")
+    made["twice"].wait_exit(timeout=LIMIT_S)
+    stage.lab.release_requeued(made["twice"].jobid)
     return made
 
 
@@ -78,13 +83,19 @@ def notice_at(run: Run) -> float:
     return instant(notices(run)[0]["ts"])
 
 
+def check_wanted(run: Run, at: float) -> None:
+    """The last save began to be wanted at this time: never sooner, and no later than a busy machine makes it."""
+    assert notice_at(run) > at - SLACK_S
+    assert took_s(at, notice_at(run)) < SLACK_S
+
+
 def test_the_supervisors_own_watch_saves_before_a_limit_that_nobody_warned_of(runs: dict[str, Run]) -> None:
     """Field case 32: no --signal: the watch on the end time, 30 s before it; requeued before the limit."""
     run = runs["watched"]
     ended(run)
     assert run.events("signal")[0]["ts"] > run.event("requeue_called")["ts"]
     assert notices(run)[0]["by"] == "end-time watch"
-    assert abs(notice_at(run) - (limit(run, 1) - 30)) < SLACK_S
+    check_wanted(run, limit(run, 1) - 30)
     assert run.requeued_at()[0] < limit(run, 1)
 
 
@@ -101,9 +112,12 @@ def test_without_srun_it_warns_at_the_start_and_saves_by_the_clock(runs: dict[st
     run = runs["no srun"]
     check_requeued(run, timeout=LIMIT_S)
     check_saved(run)
-    assert "not started by srun" in run.lines()[0]
+    warned = run.event("warning", attempt=0, id="srun")
+    assert "not started by srun" in warned["text"]
+    assert warned["text"] in run.output()
+    assert took_s(run.event("command_started", attempt=0)["ts"], warned["ts"]) < AT_ONCE_S
     assert notices(run)[0]["by"] == "end-time watch"
-    assert abs(notice_at(run) - (limit(run, 2) - 50)) < SLACK_S
+    check_wanted(run, limit(run, 2) - 50)
     assert run.requeued_at()[0] < limit(run, 2)
 
 
@@ -111,14 +125,14 @@ def test_the_lead_counts_from_the_jobs_end_and_not_from_the_start_of_training(ru
     """Field case 30: 50 s of start-up, --lead 30s: the request comes at 90 s of job time."""
     run = runs["slow start"]
     ended(run)
-    assert abs(notice_at(run) - (limit(run, 2) - 30)) < SLACK_S
+    check_wanted(run, limit(run, 2) - 30)
 
 
 def test_the_lead_moves_with_the_limit(runs: dict[str, Run]) -> None:
     """Field case 30: `scontrol update TimeLimit=2` in mid-run moves the request by the minute."""
     run = runs["moved"]
     ended(run)
-    assert abs(notice_at(run) - (limit(run, 2) - 25)) < SLACK_S
+    check_wanted(run, limit(run, 2) - 25)
 
 
 def test_a_limit_that_is_moved_in_mid_run_is_kept_without_any_signal_of_slurms(runs: dict[str, Run]) -> None:
@@ -126,9 +140,10 @@ def test_a_limit_that_is_moved_in_mid_run_is_kept_without_any_signal_of_slurms(r
     run = runs["extended"]
     ended(run)
     assert notices(run)[0]["by"] == "end-time watch"
-    assert abs(notice_at(run) - (limit(run, 2) - 30)) < SLACK_S
+    check_wanted(run, limit(run, 2) - 30)
     assert run.requeued_at()[0] < limit(run, 2)
-    run.wait_event("command_started", attempt=1, resume_step=run.committed(attempt=0)[0], timeout=60)
+    run.lab.release_requeued(run.jobid)
+    run.wait_event("command_started", attempt=1, resume_step=run.committed(attempt=0)[0], timeout=90)
 
 
 def test_a_job_comes_back_from_its_time_limit_as_often_as_it_may_and_no_more(runs: dict[str, Run]) -> None:
@@ -167,7 +182,8 @@ def test_an_early_warning_is_saved_at_and_the_rest_of_the_time_is_used(runs: dic
     assert (guessed["why"], measured["why"]) == ("auto, no save measured yet", "auto")
     assert measured["cost_ms"] <= max(entry["hold_ms"] for entry in commits) + 1, "periodic ones among them"
     assert measured["mtbi_ms"] >= 6 * 3_600_000
-    run.wait_event("interval", attempt=1, why="auto", timeout=60)
+    run.lab.release_requeued(run.jobid)
+    run.wait_event("interval", attempt=1, why="auto", timeout=90)
     assert run.events("interval", attempt=1)[-1]["mtbi_ms"] < 4 * 3_600_000, "an interruption was seen"
 
 

@@ -12,7 +12,9 @@ import signal
 from typing import TYPE_CHECKING
 
 import pytest
+from ckpt_supervisor.store.layout import parse_partial
 
+from tests.support.contention import lost_s
 from tests.support.slurm_checks import (
     BOTH,
     check_older_stands,
@@ -21,6 +23,7 @@ from tests.support.slurm_checks import (
     check_resumed_at,
     check_saved,
     notices,
+    took_s,
 )
 from tests.support.slurm_stage import THEN, TRAPPED, instant, own_toy, toy_words
 
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.support.slurm_stage import Stage
+
+STEP_S = 0.02
+"""Of the toy, by default."""
 
 
 @pytest.mark.parametrize("proctrack", BOTH)
@@ -57,23 +63,23 @@ def test_a_save_signal_saves_and_training_goes_on(new_stage: Callable[..., Stage
 def test_a_shell_that_dies_of_the_broadcast_does_not_hide_how_training_ends(new_stage: Callable[..., Stage]) -> None:
     """dash clears the mask that shields it: USR2 ends it on linuxproc; the rank trains on, and its status is the supervisor's."""
     stage = new_stage(proctrack="linuxproc")
-    shell = f"{shlex.join(toy_words('--steps 80 --step-ms 20 --exit-code 5 --log {log}'))}; echo ended with $?"
+    shell = f"{shlex.join(toy_words('--steps 600 --step-ms 20 --exit-code 5 --log {log}'))}; echo ended with $?"
     run = stage.submit("-p", "low", command=["dash", "-c", shell], script=THEN)
     stage.started()
     run.cancel("--signal=USR2")
     assert run.wait_exit() == 5
     assert run.event("command_orphaned")["code"] == 128 + signal.SIGUSR2
     assert len(run.committed()) == 1
-    assert run.steps() == list(range(1, 81))
+    assert run.steps() == list(range(1, 601))
     assert "STAGE2" not in run.output()
 
 
 @pytest.mark.parametrize("proctrack", BOTH)
 def test_a_storm_of_signals_during_one_save_is_one_save_and_one_requeue(new_stage: Callable[..., Stage], proctrack: str) -> None:
     """Row 10: preempted, and TERM, TERM, CONT, USR1 while the save runs; and field case 34: USR1 first, and then all those."""
-    stage = new_stage(nodes=2, proctrack=proctrack, kill_wait=12)
-    preempted = stage.submit("-p", "low", toy="--save-ms 5000", script=TRAPPED)
-    warned = stage.submit("-p", "low", "-t", "5", toy="--save-ms 5000", script=TRAPPED)
+    stage = new_stage(nodes=2, proctrack=proctrack, kill_wait=24)
+    preempted = stage.submit("-p", "low", toy="--save-ms 9000", script=TRAPPED)
+    warned = stage.submit("-p", "low", "-t", "5", toy="--save-ms 9000", script=TRAPPED)
     stage.started()
     warned.cancel("--signal=USR1")
     preempted.preempt()
@@ -109,7 +115,7 @@ def test_a_notice_before_any_rank_has_attached_is_not_waited_out(new_stage: Call
     for run, stands in ((first, older), (nothing, -1)):
         check_requeued(run, code=76)
         signal, gone = run.events("signal")[0], run.event("exit", attempt=0)
-        assert instant(gone["ts"]) - instant(signal["ts"]) < 3
+        assert took_s(signal["ts"], gone["ts"]) < 3
         assert "no rank had attached yet" in gone["line"]
         check_older_stands(run, stands)
         check_resumed_at(run, stands)
@@ -117,11 +123,11 @@ def test_a_notice_before_any_rank_has_attached_is_not_waited_out(new_stage: Call
 
 def test_a_save_that_cannot_be_in_time_is_given_up_and_the_older_one_stands(new_stage: Callable[..., Stage]) -> None:
     """Field cases 28 and 29: no safe point in an evaluation or a long step, a save longer than the grace."""
-    stage = new_stage(nodes=4, proctrack="linuxproc", grace=4)
-    evaluates = "--eval-every 20 --eval-ms 30000"
+    stage = new_stage(nodes=4, proctrack="linuxproc", grace=4, kill_wait=10)
+    evaluates = "--eval-every 20 --eval-ms 60000"
     no_point = stage.submit("-p", "low", toy=evaluates, supervise="--every-steps 10", script=TRAPPED)
-    points = stage.submit("-p", "low", toy=f"{evaluates} --eval-safe-points 100", supervise="--every-steps 10", script=TRAPPED)
-    long_step = stage.submit("-p", "low", toy="--step-ms 30000", script=TRAPPED)
+    points = stage.submit("-p", "low", toy=f"{evaluates} --eval-safe-points 200", supervise="--every-steps 10", script=TRAPPED)
+    long_step = stage.submit("-p", "low", toy="--step-ms 60000", script=TRAPPED)
     slow = stage.submit("-p", "low", command=own_toy("--faults-from 2 --save-ms 30000"), script=TRAPPED)
     slow.wait_steps(3)
     slow.cancel("--signal=USR2")
@@ -132,29 +138,31 @@ def test_a_save_that_cannot_be_in_time_is_given_up_and_the_older_one_stands(new_
     for run in stage.runs:
         run.preempt()
     check_requeued(points)
-    assert points.newest() == 20
+    assert points.committed(attempt=0)[-1] == 20
     check_resumed_at(points, 20)
-    for run, stands in ((no_point, 20), (long_step, -1), (slow, older)):
+    for run, stands in ((no_point, [20]), (long_step, []), (slow, [older])):
         check_requeued(run, code=76)
         check_out_before_the_kill(run)
-        assert run.newest() == stands
-        assert run.events("rank_late", rank=0)
-        assert "the time for the save is over" in run.events("round_given_up")[-1]["reason"]
+        assert run.committed(attempt=0)[-1:] == stands  # The newest one may be the next run's, with its periodic saves.
+        assert run.events("rank_late", rank=0, attempt=0)
+        assert "the time for the save is over" in run.events("round_given_up", attempt=0)[-1]["reason"]
         run.verify()
-        check_resumed_at(run, stands)
-        assert not list(run.dir.glob(".partial-*"))
+        check_resumed_at(run, stands[-1] if stands else -1)
+        epoch = run.event("exit", attempt=0)["epoch"]
+        assert not [path for path in run.dir.glob(".partial-*") if (parse_partial(path.name) or ())[1:2] == (epoch,)]
     told = re.search(
         r"could not save \(preempted\): .* (\d+) ms after the request.*; it had ([\d.]+) s for the save", slow.output()
     )
     assert told
-    assert abs(int(told[1]) / 1000 - float(told[2])) < 1
+    begun, over = (slow.events(name, attempt=0)[-1]["ts"] for name in ("round_begun", "round_given_up"))
+    assert -1 < int(told[1]) / 1000 - float(told[2]) < 1 + lost_s(instant(begun), instant(over))
 
 
 def test_a_notice_in_the_middle_of_a_periodic_save_uses_it_or_saves_again(new_stage: Callable[..., Stage]) -> None:
     """Field case 35: the running save is finished; with time for another one no step is lost, else only what came after it."""
-    stage = new_stage(nodes=2, proctrack="linuxproc")
+    stage = new_stage(nodes=2, proctrack="linuxproc", kill_wait=12)
     roomy, tight = (
-        stage.submit("-p", where, toy="--save-ms 2500", supervise="--every-steps 30", script=TRAPPED) for where in ("low", "low0")
+        stage.submit("-p", where, toy="--save-ms 5000", supervise="--every-steps 30", script=TRAPPED) for where in ("low", "low0")
     )
     for run in stage.runs:
         run.wait_line("saving 30")
@@ -168,8 +176,9 @@ def test_a_notice_in_the_middle_of_a_periodic_save_uses_it_or_saves_again(new_st
         said = [word[0] for word in run.words() if word[0] in ("saving", "saved")]
         assert said[: 2 * len(committed)] == ["saving", "saved"] * len(committed)
         check_resumed_at(run, committed[-1])
-        again = len(run.steps()) - len(set(run.steps()))
-        assert again <= (0 if run is roomy else 2)
+        again = run.left_at() - committed[-1]
+        over, left = (next(int(word[-1]) / 1000 for word in run.words() if word[0] == what) for what in ("saved", "preempted"))
+        assert again <= (0 if run is roomy else 2 + lost_s(over, left) / STEP_S)
 
 
 def test_a_handler_of_the_trainings_own_and_a_dying_side_process_change_nothing(new_stage: Callable[..., Stage]) -> None:

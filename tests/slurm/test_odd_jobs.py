@@ -45,7 +45,7 @@ def test_names_that_lie_a_missing_limit_and_cancelling_preemption_change_nothing
 
 def test_two_supervised_steps_side_by_side_are_both_saved_before_the_one_requeue(new_stage: Callable[..., Stage]) -> None:
     """Row 16b: saves of 1 s and 8 s in one job: the last one done asks for the requeue, once."""
-    stage = new_stage(proctrack="cgroup")
+    stage = new_stage(proctrack="cgroup", grace=30)
     root = stage.lab.root
     slow = toy_words(f"--steps 100000 --step-ms 20 --save-ms 8000 --log {root / 'slow.log'}")
     other = f"srun -n1 --overlap {SUPERVISE} --dir {root / 'slow'} -- {shlex.join(slow)}"
@@ -107,7 +107,7 @@ def test_each_attempt_keeps_its_journal_whatever_the_restart_count_says(new_stag
     for run in stage.runs:
         run.wait_event("commit")
         assert run.wait_exit() == 75
-        run.wait_event("command_started", 2, timeout=60)
+        run.wait_event("command_started", 2, timeout=90)
         assert run.events("command_started")[1]["resume_step"] == run.committed()[0]
         wait_for(
             lambda run=run: "resume" in run.output() or f"at {run.committed()[0]} rank" in run.output(), "the second run's output"

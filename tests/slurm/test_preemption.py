@@ -72,9 +72,9 @@ def test_without_a_grace_it_is_saved_within_killwait_or_the_older_one_stands(
     new_stage: Callable[..., Stage], proctrack: str
 ) -> None:
     """Row 3: GraceTime=0 leaves KillWait; Slurm requeues by itself, and the supervisor does not do it again."""
-    stage = new_stage(nodes=2, proctrack=proctrack)
+    stage = new_stage(nodes=2, proctrack=proctrack, kill_wait=12)
     quick = stage.submit("-p", "low0", toy="--save-ms 1000", script=TRAPPED)
-    slow = stage.submit("-p", "low0", command=own_toy("--faults-from 2 --save-ms 9000"), script=TRAPPED)
+    slow = stage.submit("-p", "low0", command=own_toy("--faults-from 2 --save-ms 30000"), script=TRAPPED)
     stage.started()
     slow.cancel("--signal=USR2")
     older = slow.wait_event("commit")["step"]
@@ -141,8 +141,7 @@ def test_the_requeue_comes_after_the_last_rank_has_saved(new_stage: Callable[...
     assert len(run.committed()) == 1
     run.verify()
     written = [run.event("rank_written", rank=rank)["ts"] for rank in range(4)]
-    assert written == sorted(written)
-    order = [written[-1], run.event("commit")["ts"], run.event("requeue_called")["ts"]]
+    order = [max(written), run.event("commit")["ts"], run.event("requeue_called")["ts"]]
     assert order == sorted(order)
     assert instant(run.requeue_calls()[0].at) >= instant(order[1]) - 0.001
 

@@ -96,7 +96,7 @@ def tools(root: Path, name: str, text: str | None) -> str:
     return str(place)
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 def test_without_an_answer_from_scontrol_it_stays_until_slurm_requeues_it(new_stage: Callable[..., Stage]) -> None:
     """Row 16: scontrol missing, and hanging: saved, not lost by an early exit: it stays to the end of the grace."""
     stage = new_stage(nodes=2, proctrack="cgroup", grace=4)
@@ -119,7 +119,7 @@ def test_without_an_answer_from_scontrol_it_stays_until_slurm_requeues_it(new_st
 
 def test_a_requeue_whose_answer_is_lost_is_found_out_and_not_repeated(new_stage: Callable[..., Stage]) -> None:
     """Row 16: scontrol passes the requeue on and then hangs: the job's own record tells that it was accepted."""
-    stage = new_stage(proctrack="cgroup")
+    stage = new_stage(proctrack="cgroup", kill_wait=12)
     text = '"$REAL" "$@"\nrc=$?\n[ "$1" = requeue ] && /usr/bin/sleep 1000\nexit $rc\n'
     path = tools(stage.lab.root, "lost", text)
     run = stage.submit("-p", "low", script=f"PATH={path}\n{TRAPPED}")
@@ -132,11 +132,11 @@ def test_a_requeue_whose_answer_is_lost_is_found_out_and_not_repeated(new_stage:
 
 def test_a_scontrol_at_work_survives_the_broadcast_of_the_notice(new_stage: Callable[..., Stage]) -> None:
     """Row 16: on linuxproc scontrol is a process of the step: no call is killed, whatever signals come in the middle of it."""
-    stage = new_stage(proctrack="linuxproc")
+    stage = new_stage(proctrack="linuxproc", kill_wait=20)
     calls = stage.lab.root / "calls"
     text = f'echo "begin $*" >>{calls}\n/usr/bin/sleep 0.7\n"$REAL" "$@"\nrc=$?\necho "end $* $rc" >>{calls}\nexit $rc\n'
     path = tools(stage.lab.root, "slow", text)
-    run = stage.submit("-p", "low", "-t", "5", toy="--save-ms 3000", script=f"PATH={path}\n{TRAPPED}")
+    run = stage.submit("-p", "low", "-t", "5", toy="--save-ms 8000", script=f"PATH={path}\n{TRAPPED}")
     stage.started()
     run.preempt()
     run.wait_event("signal")
@@ -152,10 +152,10 @@ def test_a_scontrol_at_work_survives_the_broadcast_of_the_notice(new_stage: Call
     assert sum(line.startswith("show") for line in ended) >= len(begun) - 1  # but for the one that runs when the step ends
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 def test_a_controller_that_is_away_in_the_grace_is_waited_for(new_stage: Callable[..., Stage]) -> None:
     """Row 16: slurmctld away for 18 s, frozen, or killed and started again: saved, stayed, and requeued once when it is back."""
-    frozen, dead = (new_stage(proctrack=proctrack, grace=40) for proctrack in ("cgroup", "linuxproc"))
+    frozen, dead = (new_stage(proctrack=proctrack, grace=80) for proctrack in ("cgroup", "linuxproc"))
     runs = [stage.submit("-p", "low", toy="--save-ms 3000", script=TRAPPED) for stage in (frozen, dead)]
     for stage, run in zip((frozen, dead), runs, strict=True):
         stage.started()
@@ -171,7 +171,7 @@ def test_a_controller_that_is_away_in_the_grace_is_waited_for(new_stage: Callabl
     frozen.lab.controller_cont()
     dead.lab.controller_start()
     for run in runs:
-        assert run.wait_exit(timeout=60) == 75
+        assert run.wait_exit(timeout=90) == 75
         run.wait_requeued()
         assert len([call for call in run.requeue_calls() if call.error is None]) == 1
         assert run.job()["Restarts"] == "1"

@@ -28,7 +28,7 @@ KEEPS_THE_STATUS = "trap 'echo TERM in the script' TERM\n{run}\nrc=$?\necho rc=$
 
 def test_where_the_site_requeues_by_exit_status_one_save_and_that_status_bring_it_back(new_stage: Callable[..., Stage]) -> None:
     """Field cases 39 and 57: RequeueExit=85: a hook's SIGTERM before its node goes, and a preemption: no scontrol call."""
-    stage = new_stage(nodes=2, proctrack="cgroup", requeue_exit=85)
+    stage = new_stage(nodes=2, proctrack="cgroup", requeue_exit=85, kill_wait=12)
     hooked, preempted = (
         stage.submit("-p", "low", toy="--save-ms 500", supervise="--requeue exit:85", script=KEEPS_THE_STATUS) for _ in range(2)
     )
@@ -50,7 +50,7 @@ def check_saved_once(run: Run) -> int:
 
 def test_a_job_that_may_not_be_requeued_comes_back_as_a_new_one_by_its_own_command(new_stage: Callable[..., Stage]) -> None:
     """Field case 50: JobRequeue=0 and --resubmit: the new job goes on where the old one was; one that fails is named."""
-    stage = new_stage(nodes=2, proctrack="cgroup", job_requeue=False, grace=6)
+    stage = new_stage(nodes=2, proctrack="cgroup", job_requeue=False)
     root = stage.lab.root
     keeps = f"cp $0 {root}/again.sh\n{TRAPPED}"
     again = f"sbatch -p low -d afterany:$SLURM_JOB_ID --open-mode=append -o {root}/r1.out {root}/again.sh"
@@ -82,7 +82,7 @@ def test_a_job_that_may_not_be_requeued_comes_back_as_a_new_one_by_its_own_comma
 @pytest.mark.timeout(240)
 def test_a_job_that_is_held_since_its_launch_failed_goes_on_when_somebody_releases_it(new_stage: Callable[..., Stage]) -> None:
     """Field case 51: the Prolog fails at the second start: "launch failed requeued held"; released later it resumes."""
-    stage = new_stage(proctrack="cgroup")
+    stage = new_stage(proctrack="cgroup", kill_wait=12)
     lab, broken = stage.lab, stage.lab.root / "broken"
     prolog = lab.root / "prolog.sh"
     prolog.write_text(f"#!/bin/sh\ntest ! -e {broken}\n")
@@ -97,7 +97,7 @@ def test_a_job_that_is_held_since_its_launch_failed_goes_on_when_somebody_releas
     assert run.wait_exit() == 75
     step = check_saved_once(run)
 
-    record = lab.wait_job(run.jobid, lambda job: "held" in job["Reason"].lower(), 60, "hold")
+    record = lab.wait_job(run.jobid, lambda job: "held" in job["Reason"].lower(), 90, "hold")
     assert record["JobState"] in ("PENDING", "REQUEUE_HOLD")
     assert record["Priority"] == "0"
     assert len(run.events("command_started")) == 1
@@ -137,7 +137,7 @@ def test_of_a_job_with_several_components_the_leader_is_requeued(new_stage: Call
     assert [call.error for call in run.requeue_calls()] == [None]
     run.wait_requeued()
     stage.lab.release_requeued(run.jobid)  # Left alone it is not started for minutes (docs/slurm.md section 6).
-    started = run.wait_event("command_started", 2, timeout=40)
+    started = run.wait_event("command_started", 2, timeout=90)
     assert started["resume_step"] == newest
     components = run.lab.jobs(leader)
     assert {int(record["JobId"]) - leader for record in components} == {0, 1}

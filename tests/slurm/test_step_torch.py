@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.slurm_checks import check_every_step_once, check_step_requeued
-from tests.support.slurm_stage import BIN, PYTHON, TRAPPED, toy_words
+from tests.support.slurm_stage import BIN, PYTHON, TRAPPED, free_port, toy_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,12 +25,6 @@ SHARDED = str(Path(__file__).resolve().parents[1] / "support" / "toy_sharded.py"
 FROM_SLURM = 'export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID; exec "$0" "$@"'
 START_S = 120
 pytestmark = pytest.mark.timeout(400)
-
-
-def free_port() -> int:
-    """One that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def manifest(run: Run) -> dict[str, object]:
@@ -80,13 +73,14 @@ def test_sharded_state_below_a_torchrun_on_each_node_resumes_on_any_number_of_ra
         run.preempt()
         for task in range(2):
             assert run.wait_event("exit", attempt=attempt, task=task)["code"] == 75
-        assert manifest(run)["ranks"] == [0, 1, 2, 3]
-        assert manifest(run)["step"] == digests(run, "step")[-1][0]
+        done, saved = digests(run, "step")[-1][0], manifest(run)
+        assert (saved["ranks"], saved["step"]) == ([0, 1, 2, 3], done)
         names = {path.name for path in (run.dir / f"step-{run.newest():09d}").iterdir()}
         assert {".metadata", *(f"__{rank}_0.distcp" for rank in range(4))} <= names
     run.wait_event("rank_hello", 2, timeout=START_S, attempt=2, task=0)
     assert {entry["world_size"] for entry in run.events("rank_hello", attempt=2)} == {2}
-    run.lab.wait_job(run.jobid, lambda _: digests(run, "step")[-1][0] > run.newest() + 1, START_S, "steps")
+    newest = run.newest()
+    run.lab.wait_job(run.jobid, lambda _: digests(run, "step")[-1][0] > newest + 1, START_S, "steps")
     assert digests(run, "start")[1:] == [(n, digest) for n, digest in digests(run, "step") if n in run.committed()]
     numbers = [n for n, _ in digests(run, "step")]
     assert numbers == list(range(1, len(numbers) + 1))

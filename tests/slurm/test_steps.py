@@ -8,7 +8,6 @@ Must not: test what goes wrong in a save; test_step_faults.py does.
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import random
 import signal
@@ -22,6 +21,7 @@ from tests.support.slurm_checks import (
     check_ranks,
     check_resumed_at,
     check_step_requeued,
+    took_s,
 )
 from tests.support.slurm_stage import TRAPPED, instant, lock_step_toy, pause
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 RANKS = range(8)
 CYCLES = 5
 SEED = 20
-APART_MS = 1_000
+APART_S = 1.0
 """Between the exits of a step's supervisors."""
 
 KEEPS_THE_STATUS = "{run}\nrc=$?\necho rc=$rc\nexit $rc\n"
-ENDS_WITHIN_MS = 4_000
+ENDS_WITHIN_S = 4.0
 """From a rank's crash to the last supervisor's exit."""
 
 
@@ -47,10 +47,10 @@ def interrupt(run: Run, attempt: int) -> None:
         assert run.wait_event("exit", attempt=attempt, task=task)["code"] == 75
     committed = run.events("commit", attempt=attempt, result="committed")[-1]
     run.wait_requeued(attempt + 1)
-    assert run.steps(0)[-1] == committed["step"]
+    assert run.left_at(0, attempt) == committed["step"]  # It may have come back since.
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 def test_eight_ranks_on_four_nodes_lose_no_step_however_often_they_are_preempted(new_stage: Callable[..., Stage]) -> None:
     """Row 1: two jobs of `srun -N4 -n8` in lock-step, preempted 5 times each at random moments: 8 ranks, one step, each time."""
     chance = random.Random(SEED)
@@ -62,14 +62,14 @@ def test_eight_ranks_on_four_nodes_lose_no_step_however_often_they_are_preempted
     second = submit(supervise="--keep 20", beside=first)
     for attempt in range(CYCLES):
         for run in (first, second):
-            run.wait_steps(max(run.steps(), default=0) + 1, timeout=60)
+            run.wait_steps(max(run.steps(), default=0) + 1, timeout=90)
         pause(chance.uniform(0, 2))
         first.preempt()
         for run in (first, second):
             interrupt(run, attempt)
     for run in (first, second):
         for rank in RANKS:
-            run.wait_steps(run.committed()[-1] + 1, rank, timeout=60)
+            run.wait_steps(run.committed()[-1] + 1, rank, timeout=90)
         check_ranks(run, RANKS)
         check_every_step_once(run, RANKS)
         assert [call.error for call in run.requeue_calls()] == [None] * CYCLES
@@ -77,7 +77,7 @@ def test_eight_ranks_on_four_nodes_lose_no_step_however_often_they_are_preempted
 
 def test_a_signal_to_one_task_alone_has_all_ranks_save_the_same_step(new_stage: Callable[..., Stage]) -> None:
     """Row 3: USR2, then TERM, by pid to one relay's supervisor, and to the coordinator's: 4 ranks, one step, one requeue."""
-    stage = new_stage(nodes=4, proctrack="cgroup")
+    stage = new_stage(nodes=4, proctrack="cgroup", kill_wait=12)
     told = {}
     for task in (3, 0):
         run = stage.submit("-n4", "-p", "low", command=lock_step_toy(), script=TRAPPED, nodes=2)
@@ -102,7 +102,7 @@ def test_a_signal_to_one_task_alone_has_all_ranks_save_the_same_step(new_stage: 
 
 def test_the_requeue_comes_after_the_last_task_has_verified_its_files(new_stage: Callable[..., Stage]) -> None:
     """Row 4: four ranks on four nodes save in 2, 4, 6 and 8 s; then the commit, and then one `scontrol requeue`."""
-    stage = new_stage(nodes=4, proctrack="cgroup")
+    stage = new_stage(nodes=4, proctrack="cgroup", grace=30)
     toy = lock_step_toy("--slower-ranks-ms 2000")
     run = stage.submit("-n4", "-p", "low", command=toy, script=TRAPPED, nodes=4)
     stage.started(ranks=4)
@@ -110,10 +110,11 @@ def test_the_requeue_comes_after_the_last_task_has_verified_its_files(new_stage:
     check_step_requeued(run, range(4))
     check_ranks(run, range(4))
     assert len(run.committed()) == 1
-    written = [run.event("rank_written", rank=rank, task=0)["mono_ms"] for rank in range(4)]
-    assert [round((b - a) / 1000) for a, b in itertools.pairwise(written)] == [2, 2, 2]
+    words = [run.event("rank_written", rank=rank, task=0) for rank in range(4)]
+    assert [word["save_ms"] >= 2000 * number for number, word in enumerate(words, 1)] == [True] * 4
+    written = [word["mono_ms"] for word in words]
     verified = [run.event("verified", task=task, of_task=None)["mono_ms"] for task in range(4)]
-    order = [written[-1], max(verified), run.event("commit")["mono_ms"], run.event("requeue_called")["mono_ms"]]
+    order = [max(written), max(verified), run.event("commit")["mono_ms"], run.event("requeue_called")["mono_ms"]]
     assert order == sorted(order)
     assert instant(run.requeue_calls()[0].at) >= instant(run.event("commit")["ts"]) - 0.001
 
@@ -122,7 +123,7 @@ def test_a_hook_on_rank_0_alone_is_saved_alone_and_nobody_waits(new_stage: Calla
     """Row 9: `if rank == 0:` around attach() in a script of 4 ranks in lock-step: every manifest says [0]."""
     stage = new_stage(nodes=2, proctrack="linuxproc")
     toy = lock_step_toy("--mode attach --rank-0-only")
-    run = stage.submit("-n4", "-p", "low", command=toy, supervise="--every-steps 50 --keep 20", script=TRAPPED, nodes=2)
+    run = stage.submit("-n4", "-p", "low", command=toy, supervise="--every-steps 50 --keep 500", script=TRAPPED, nodes=2)
     run.wait_event("commit", 2, result="committed")
     run.wait_steps(run.committed()[-1] + 5, rank=3)
     run.preempt()
@@ -138,7 +139,7 @@ def test_a_hook_on_rank_0_alone_is_saved_alone_and_nobody_waits(new_stage: Calla
 @pytest.mark.parametrize("proctrack", BOTH)
 def test_a_step_that_ends_by_itself_ends_as_a_whole_and_stays_ended(new_stage: Callable[..., Stage], proctrack: str) -> None:
     """One rank's crash ends all with its status, within seconds and without a commit; scancel: 143; all ranks at their end: 0."""
-    stage = new_stage(nodes=10, proctrack=proctrack)
+    stage = new_stage(nodes=10, proctrack=proctrack, kill_wait=12)
     submit = functools.partial(stage.submit, "-p", "low", nodes=2, script=KEEPS_THE_STATUS)
     crashes = submit("-n2", command=lock_step_toy("--faulty-rank 1 --dies-at 40"))
     in_save = lock_step_toy("--faulty-rank 1 --dies-in-save --slow-rank 0 --save-ms 1000")
@@ -153,8 +154,8 @@ def test_a_step_that_ends_by_itself_ends_as_a_whole_and_stays_ended(new_stage: C
         assert run.event("exit", task=0)["line"] == "training failed by itself with status 77 of task 1"
         assert "rc=77" in run.lines()
         assert run.committed() == []
-        died = run.events("command_exited", code=77)[0]["mono_ms"]
-        assert max(entry["mono_ms"] for entry in run.events("exit")) - died < ENDS_WITHIN_MS
+        died = run.events("command_exited", code=77)[0]["ts"]
+        assert took_s(died, max(entry["ts"] for entry in run.events("exit"))) < ENDS_WITHIN_S
     cancelled.wait_steps(3, rank=3)
     cancelled.cancel()
     cancelled.wait_state("CANCELLED")
@@ -185,8 +186,8 @@ def test_trainers_that_end_early_late_or_with_an_error_make_no_difference(new_st
         check_step_requeued(run, range(2))
         check_ranks(run, range(2))
         assert len(run.committed()) == 1
-        left = [entry["mono_ms"] for entry in run.events("exit", attempt=0)]
-        assert max(left) - min(left) < APART_MS
+        left = [entry["ts"] for entry in run.events("exit", attempt=0)]
+        assert took_s(min(left), max(left)) < APART_S
 
 
 def test_a_rank_that_ends_at_the_notice_ends_the_step_in_time_with_one_status(new_stage: Callable[..., Stage]) -> None:
@@ -194,7 +195,7 @@ def test_a_rank_that_ends_at_the_notice_ends_the_step_in_time_with_one_status(ne
     stage = new_stage(nodes=4, proctrack="linuxproc")
     for srun in ("srun", "srun -K -W 2"):
         toy = lock_step_toy("--ends-on-term 0")
-        stage.submit("-n2", "-p", "low", command=toy, supervise="--every-steps 20 --keep 20", srun=srun, script=TRAPPED, nodes=2)
+        stage.submit("-n2", "-p", "low", command=toy, supervise="--every-steps 20 --keep 500", srun=srun, script=TRAPPED, nodes=2)
     for run in stage.runs:
         run.wait_event("commit", result="committed")
         run.preempt()
@@ -203,8 +204,7 @@ def test_a_rank_that_ends_at_the_notice_ends_the_step_in_time_with_one_status(ne
         assert code in (75, 76)
         check_step_requeued(run, range(2), code)
         check_ranks(run, range(2))
-        took_ms = run.event("exit", attempt=0, task=1)["mono_ms"] - run.events("signal")[0]["mono_ms"]
-        assert took_ms < 6_000
+        assert took_s(run.events("signal")[0]["ts"], run.event("exit", attempt=0, task=1)["ts"]) < 6
         check_resumed_at(run, run.committed(attempt=0)[-1])
 
 

@@ -66,7 +66,7 @@ def check_storm(run: Run, steps: int) -> None:
     run.verify()
 
 
-@pytest.mark.timeout(120 + 5 * ROUNDS)
+@pytest.mark.timeout(180 + 8 * ROUNDS)
 def test_nobody_dies_and_nothing_hangs_however_signals_rain(new_stage: Callable[..., Stage]) -> None:
     """Row 5: storms on linuxproc, where they reach every process, and on pgid: 0 early deaths, 0 survivors, 0 hangs."""
     each = -(-ROUNDS // len(KINDS))

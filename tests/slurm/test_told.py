@@ -36,7 +36,7 @@ def untold(run: Run) -> set[str]:
 @pytest.mark.parametrize("proctrack", BOTH)
 def test_a_preempted_job_is_marked_so_and_runs_again(new_stage: Callable[..., Stage], proctrack: str) -> None:
     """Slurm's TERM to every process of the step ends no command of --on-event, and none delays the way out beyond the kill."""
-    stage = new_stage(proctrack=proctrack)
+    stage = new_stage(proctrack=proctrack, cred_expire=60)  # Its second run begins when the first has been looked at.
     state = stage.lab.root / "tracking"
     command = f"{sys.executable} {MARK} --state {state}; echo $CKPT_SUPERVISE_EVENT >> {state}/told"
     options = f"--on-event {shlex.quote(command)} --metrics-file {state}/"
@@ -54,6 +54,7 @@ def test_a_preempted_job_is_marked_so_and_runs_again(new_stage: Callable[..., St
     assert {"notice", "leaving", "exit"} <= {*told}  # Of notices more than one: the cause is known when Slurm has been asked.
     assert json.loads((state / "run-state.json").read_text())["state"] == "preempted"
     assert "ckpt_supervise_exit_code" in next(state.glob("*.prom")).read_text()
+    stage.lab.release_requeued(run.jobid)
     check_no_step_lost(run, step)
     marked = lambda: json.loads((state / "run-state.json").read_text())  # noqa: E731
     eventually(lambda: marked()["state"] == "running", "running again")

@@ -38,7 +38,7 @@ def refused(run: Run) -> str:
     return next(line for line in run.lines() if "in use by job" in line)
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 def test_slurm_is_asked_whether_the_job_that_holds_the_directory_still_lives(new_stage: Callable[..., Stage]) -> None:
     """Running, held in the queue, cancelled: refused, refused as it comes back, taken over; a second step is refused, too."""
     stage = new_stage(nodes=4, proctrack="cgroup")
@@ -72,10 +72,10 @@ def test_slurm_is_asked_whether_the_job_that_holds_the_directory_still_lives(new
     assert last.steps()[0] == newest + 1
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 def test_a_job_that_continues_a_running_one_takes_its_directory(new_stage: Callable[..., Stage]) -> None:
     """Its saves count, the old one's are refused by name; a requeue of the old one finds the directory taken."""
-    stage = new_stage(nodes=3, proctrack="cgroup")
+    stage = new_stage(nodes=3, proctrack="cgroup", cred_expire=90)  # Who comes back does so when it is told to.
     old = stage.submit("-p", "low", supervise="--every-steps 40")
     stage.started()
     old.wait_event("commit", result="committed")
@@ -87,7 +87,7 @@ def test_a_job_that_continues_a_running_one_takes_its_directory(new_stage: Calla
     assert old.job()["JobState"] == "RUNNING"
 
     stage.lab.checked("scontrol", "requeue", str(old.jobid))
-    old.wait_requeued()
+    stage.lab.release_requeued(old.jobid)
     wait_for(lambda: "in use by job" in old.output(), f"{old.out} says who has the directory", 90)
     assert f"in use by job {new.jobid}" in old.output()
     new.preempt()

@@ -19,7 +19,7 @@ from typing import Any
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 INSTALL_S = 600
 START_MS = 60_000
-ACTION_MS = 30_000
+ACTION_MS = 60_000
 FRAMES_MAX = 2_000
 
 

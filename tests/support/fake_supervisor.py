@@ -23,7 +23,9 @@ import zmq
 from ckpt_client import wire
 
 TOY = Path(__file__).with_name("toy.py")
-BOUND_SECONDS = 30
+BOUND_SECONDS = 90
+"""Several ranks that import torch at once on a busy machine take most of it."""
+
 Word = TypeVar("Word", bound=wire.FromRank)
 
 

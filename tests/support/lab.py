@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LAB_PROGRAM = Path(__file__).resolve().parents[2] / "deploy" / "lab" / "lab.py"
 CHROOT_VARIABLE = "SLURM_LAB_CHROOT"
-LAB_S = 90
+LAB_S = 150
 POLL_S = 0.05
 REVOKED_S = 3  # released within 2 s of its requeue a job fails with "Job credential revoked" (docs/slurm.md section 2)
 
@@ -104,7 +104,7 @@ class Lab:
     def run(
         self,
         *argv: str,
-        timeout: float = 30,
+        timeout: float = 60,
         stdin: str | None = None,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
@@ -198,11 +198,11 @@ class Lab:
             return list(target)
         return [target] if target in self.nodes else self.nodes_of(target)
 
-    def wait_preempted(self, jobid: JobId, timeout: float = 15) -> Job:
+    def wait_preempted(self, jobid: JobId, timeout: float = 60) -> Job:
         """Waits until Slurm has chosen the job for preemption (its grace has begun)."""
         return self.wait_job(jobid, lambda record: record.get("PreemptTime") not in (None, "None"), timeout, "preemption")
 
-    def release_requeued(self, jobid: JobId, timeout: float = 60) -> None:
+    def release_requeued(self, jobid: JobId, timeout: float = 90) -> None:
         """Lets a requeued job start now instead of after the 2 minutes that Slurm waits."""
         record = self.wait_state(jobid, {"PENDING"}, timeout)
         # SubmitTime is the moment of the requeue, when the old run was entirely over.
@@ -215,7 +215,7 @@ class Lab:
         """`scancel`, with its own options."""
         self.checked("scancel", *options, str(jobid))
 
-    def cancel_all(self, timeout: float = 30) -> None:
+    def cancel_all(self, timeout: float = 90) -> None:
         """Ends every job of the lab and waits until all nodes are free: for labs that several tests use."""
         for jobid in self.checked("squeue", "-h", "-r", "-o", "%A").split():
             self.run("scancel", jobid)
@@ -264,9 +264,16 @@ class Lab:
         It writes up to 5 s late: a job submitted just before a SIGKILL of slurmctld is unknown to the next one.
         """
         file = self.root / "state" / "job_state"
-        self.checked("scontrol", "update", f"JobId={jobid}", "AdminComment=saved")
-        asked_ns = time.time_ns()
-        self.wait_job(jobid, lambda _: file.exists() and file.stat().st_mtime_ns > asked_ns, 15, f"newer {file}")
+        # A time would not do: the state may be written before anybody has asked what time it is, and then not again.
+        mark = f"saved-{time.time_ns()}"
+        self.checked("scontrol", "update", f"JobId={jobid}", f"AdminComment={mark}")
+
+        def is_there(_: Job) -> bool:
+            with contextlib.suppress(FileNotFoundError):  # slurmctld takes the old one away before it puts the new one there.
+                return mark.encode() in file.read_bytes()
+            return False
+
+        self.wait_job(jobid, is_there, 60, f"{mark} in {file}")
 
     def node_kill(self, node: str) -> None:
         """SIGKILLs all of a node and tells slurmctld that it is DOWN."""

@@ -13,7 +13,7 @@ from ckpt_supervisor.garbage import Garbage
 from ckpt_supervisor.invitation import Invitation
 from ckpt_supervisor.links import Hub, Spoke
 
-BOUND_S = 30
+BOUND_S = 60
 STAND = between.Stand(epoch=5)
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckpt_supervisor.journal import read_lines
+
+from tests.support.contention import watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -40,8 +44,8 @@ PLAIN = "{run}\necho rc=$?\n"
 THEN = "{run} && echo STAGE2\necho rc=$?\n"
 TRAPPED = "trap 'echo TERM in the script' TERM\n{run} && echo STAGE2\necho rc=$?\n"
 
-WAIT_S = 40
-"""Bound on whatever takes a second or two on an idle machine."""
+WAIT_S = 75
+"""Bound on whatever takes a second or two on an idle machine: a busy one may stop any process for seconds, at any moment."""
 
 POLL_S = 0.05
 ASK_S = 0.2
@@ -51,7 +55,10 @@ TAIL_LINES = 60
 NOISE = re.compile(
     r"FED_INFO|_get_fed|REQUEST_JOB_INFO|cons_tres|usable nodes|Tree head|node_did_resp|backfill|scheduler|group_cache"
 )
-SHOW_S = 20
+SHOW_S = 60
+
+PORTS = (10_000, 20_000)
+"""Neither those that the kernel gives to whoever connects (32768 and up) nor those of labs: nobody takes one meanwhile."""
 
 
 def pause(seconds: float) -> None:
@@ -89,6 +96,18 @@ def own_toy(*knobs: str) -> list[str]:
 def lock_step_toy(*knobs: str) -> list[str]:
     """The same, with all ranks of the step in lock-step."""
     return own_toy("--lock-step {log}.meet", *knobs)
+
+
+def free_port() -> int:
+    """One that nobody listens on, for a meeting of ranks that only begins after their imports."""
+    for port in random.sample(range(*PORTS), 50):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError(f"of 50 ports between {PORTS[0]} and {PORTS[1]} none is free")
 
 
 def instant(text: str) -> float:
@@ -130,6 +149,16 @@ class Run:
     def steps(self, rank: int = 0) -> list[int]:
         """Every step that this rank has done, in order, of all runs."""
         return [int(word[1]) for word in self.words() if word[0] == "step" and word[3] == str(rank)]
+
+    def left_at(self, rank: int = 0, start: int = 0) -> int:
+        """The step that this rank had come to at the end of its so manieth start, also if it has been started again since."""
+        last: list[int] = []
+        for word in self.words():
+            if word[-3] == str(rank) and word[0] == "ready":
+                last.append(int(word[4]))
+            elif word[-3] == str(rank) and word[0] == "step":
+                last[-1] = int(word[1])
+        return last[start]
 
     def journal(self) -> list[dict[str, Any]]:
         """All events of this job in the journal's files, in order of time."""
@@ -225,7 +254,14 @@ class Run:
 
     def requeued_at(self) -> list[float]:
         """When slurmctld had the job PENDING again: its old run was entirely over."""
-        pattern = re.compile(rf"^\[([^\]]*)\] Requeuing JobId={re.escape(str(self.jobid))}\b")
+        return self._logged(rf"Requeuing JobId={re.escape(str(self.jobid))}\b")
+
+    def requeued_by_slurm_at(self) -> list[float]:
+        """When Slurm itself has requeued the job for a preemption: at once, or at some time after the end of its grace."""
+        return self._logged(rf"preempted JobId={re.escape(str(self.jobid))} has been requeued\b")
+
+    def _logged(self, what: str) -> list[float]:
+        pattern = re.compile(rf"^\[([^\]]*)\] {what}")
         found = (pattern.match(line) for line in self.lab.log.read_text(errors="replace").splitlines())
         return [instant(match[1]) for match in found if match]
 
@@ -275,6 +311,7 @@ class Stage:
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
         self.runs: list[Run] = []
+        watch()
 
     def submit(
         self,

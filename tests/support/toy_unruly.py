@@ -29,7 +29,7 @@ CATCHABLE = frozenset(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}
 BLOCKED_WRITERS = 3
 MORE_THAN_A_PIPE = bytes(1 << 20)
 SLEEP = shutil.which("sleep") or "/bin/sleep"
-POOL_S = 20
+POOL_S = 60
 """Bound on what takes a tenth of a second: a Pool that hangs is told and not waited for."""
 
 

@@ -236,7 +236,7 @@ def test_what_somebody_still_writes_at_a_start_is_left_where_it_is(tmp_path: Pat
     done = threading.Event()
 
     def write() -> None:
-        while not done.wait(0.05):
+        while not done.wait(0.01):
             with path.open("ab") as file:
                 file.write(b"more")
 

@@ -205,7 +205,7 @@ def test_follow_shows_lines_and_files_as_they_come_and_ends_with_130(tmp_path: P
             file.write(line[20:])
         assert next_line(process).endswith("commit             round=2")
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
+        assert process.wait(60) == 130
         assert process.stderr is not None
         assert process.stderr.read() == ""
 

@@ -213,7 +213,7 @@ EARLY, LATE = {"module": "ctl_usage", "name": "hoisted"}, {"module": "ctl_log", 
 def read_all(fd: int) -> bytes:
     """What comes of a terminal until its other side is closed."""
     found = b""
-    while select.select([fd], [], [], 30)[0]:
+    while select.select([fd], [], [], 60)[0]:
         try:
             block = os.read(fd, 4096)
         except OSError as error:

@@ -123,7 +123,7 @@ def test_a_look_is_due_every_few_seconds_and_one_at_a_time() -> None:
         assert watch.times_ms == (7_000 + RESULT_MS,), "its result does not wake the loop: it is fetched"
         watch.look(7_000 + RESULT_MS)
         lanes.post("watch", "something that wakes", lambda: None, lambda _: None)
-        assert children.readable(lanes.fileno(), 30.0)
+        assert children.readable(lanes.fileno(), 60.0)
         lanes.deliver()
         assert watch.times_ms == (7_000 + EVERY_MS,)
 

@@ -349,7 +349,10 @@ def test_a_reader_of_latest_sees_old_or_new(tmp_path: Path) -> None:
 
     reader = threading.Thread(target=read_on)
     reader.start()
-    problems = {point_latest(tmp_path, names_[index % 2]) for index in range(1000)}
+    problems, index = set(), 0
+    while index < 1000 or (len(seen) <= 100 and reader.is_alive()):  # On a busy machine it has its turns late.
+        problems.add(point_latest(tmp_path, names_[index % 2]))
+        index += 1
     done.set()
     reader.join()
     assert problems == {""}

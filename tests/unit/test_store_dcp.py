@@ -200,7 +200,7 @@ def test_zeros_anywhere_are_seen(directory: Path) -> None:
     assert {verdict for verdict, _ in found(directory)} == {Verdict.CORRUPT}
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(at=st.integers(0, 10**6), bit=st.integers(0, 7))
 def test_any_flipped_bit_in_a_shard_is_seen(directory: Path, written: Path, at: int, bit: int) -> None:
     """By a checksum or by the tables; but for the versions in an item's 64-bit end record, which nobody reads."""

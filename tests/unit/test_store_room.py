@@ -287,13 +287,13 @@ def test_pruning_stops_where_a_save_begins_and_goes_on_after_it(tmp_path: Path) 
     look = Upkeep(options(tmp_path, keep=1), holder.epoch, Spared, pause, calm.over)
     lane = threading.Thread(target=look.prune, daemon=True)
     lane.start()
-    assert begun.wait(30)
+    assert begun.wait(60)
     there = steps(tmp_path)
     assert len(there) > 20
     assert calm.over.is_set()
     assert (steps(tmp_path), lane.is_alive()) == (there, True)
     calm.put("saving", False)
-    lane.join(30)
+    lane.join(60)
     assert steps(tmp_path) == [30]
 
 

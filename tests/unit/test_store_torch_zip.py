@@ -139,7 +139,7 @@ def test_checksums_switched_off_are_not_corruption(tmp_path: Path) -> None:
     assert (report.verdict, report.unchecked) == (Verdict.INTACT, ("state.pt",))
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_flipped_bit_in_a_record_is_seen_by_its_checksum(directory: Path, saved: bytes, data: st.DataObject) -> None:
     """Of the bytes that torch.load hands to training, none can change unseen, digest or not."""
@@ -155,7 +155,7 @@ def test_any_flipped_bit_in_a_record_is_seen_by_its_checksum(directory: Path, sa
     assert extent.name in report.reason
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(at=st.integers(0, 10**9), bit=st.integers(0, 7), length=st.integers(0, 10**9))
 def test_whatever_is_done_to_a_file_ends_in_a_verdict(directory: Path, saved: bytes, at: int, bit: int, length: int) -> None:
     """A flip anywhere, a cut anywhere, or both give a structure or a damage and no other error."""
