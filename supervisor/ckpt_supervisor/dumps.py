@@ -109,7 +109,7 @@ class Taker:
         """Wait for its end, which is at hand or brought about; whether it was a good one."""
         fd = children.pidfd(process.pid)
         if fd is not None:
-            if not children.readable(fd, 0.2):
+            if not children.readable(fd, 2.0):
                 children.send(process.pid, 9)
                 children.readable(fd, 1.0)
             os.close(fd)

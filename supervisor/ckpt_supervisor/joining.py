@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import secrets
 import signal
 import time
 
@@ -93,6 +94,8 @@ def open_hub(stack: contextlib.ExitStack, options: Options, job: Job, epoch: int
 def join(stack: contextlib.ExitStack, options: Options, job: Job, inbox: SignalInbox) -> Joined:
     """Find the coordinator and hear from it. Raises NotJoined, Interrupted, or Concluded."""
     waiting = _Waiting(options, job, inbox)
+    # One name for all tries: a coordinator that was slow may read the first report when the second connection is there already.
+    me = secrets.token_hex(8)
     while True:
         invitation = waiting.find()
         endpoint = reachable(invitation, PROBE_S)
@@ -101,7 +104,7 @@ def join(stack: contextlib.ExitStack, options: Options, job: Job, inbox: SignalI
             continue
         with contextlib.ExitStack() as undo:
             try:
-                spoke = undo.enter_context(Spoke(invitation, job.task))
+                spoke = undo.enter_context(Spoke(invitation, job.task, me))
                 spoke.connect(endpoint)
             except (NoLink, ValueError) as error:
                 raise NotJoined(str(error)) from error

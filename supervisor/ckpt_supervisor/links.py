@@ -240,9 +240,11 @@ class Spoke:
     it throws away what has arrived and is unread (measured with libzmq 4.3.5), which would be the coordinator's last word.
     """
 
-    def __init__(self, invitation: Invitation, task: int) -> None:
+    def __init__(self, invitation: Invitation, task: int, process: str = "") -> None:
+        """`process`: what tells this supervisor from another one of the same task; whoever connects again says it again."""
         self._invitation = invitation
         self._task = task
+        self._process = process or secrets.token_hex(8)
         self._complaints = Complaints()
         self.endpoint = ""
 
@@ -253,7 +255,7 @@ class Spoke:
             self.socket = self._context.socket(zmq.DEALER)
             self.closings = Closings(self.socket).__enter__()
             _tune(self.socket)
-            self.socket.set(zmq.ROUTING_ID, f"task-{self._task}-{secrets.token_hex(8)}".encode())
+            self.socket.set(zmq.ROUTING_ID, f"task-{self._task}-{self._process}".encode())
             self.socket.set(zmq.SNDHWM, WAITING_MAX)
             self.socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
             self.socket.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MS_MAX)
