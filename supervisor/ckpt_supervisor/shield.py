@@ -75,7 +75,7 @@ FORWARDERS = frozenset({"timeout"})
 where it comes before Slurm's own, the kernel keeps its name as the sender's, not slurmstepd's (seen once in some 100 runs)."""
 
 ABSORBED_MAX = 10_000
-PRESS_MS = 20
+PRESS_MS = 100
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -303,15 +303,18 @@ class Shield:
 def deliver_term(pids: Iterable[int], bound_ms: int, tracer: Tracer) -> None:
     """See Shield.ask. Whom the tracer still has in the end it has to go on with: whom nobody lets go stands for ever."""
     give_up = time.monotonic() + bound_ms / 1_000
+    late = []
     for pid in pids:
         if not _send(pid, signal.SIGTERM):
             continue
-        if procfs.term_is_stuck(pid) and time.monotonic() < give_up:
-            tracer.settle(pid, _to_deliver)
+        if procfs.term_is_stuck(pid) and time.monotonic() < give_up and tracer.settle(pid, _to_deliver) == "not now":
+            late.append(pid)
         _send(pid, signal.SIGCONT)
     while tracer.is_busy and time.monotonic() < give_up:
         select.select((), (), (), ASK_PAUSE_S)
-        tracer.finish()
+        # Let go now they would have their SIGTERM pending as before, and be killed for not heeding it.
+        late = [pid for pid in late if tracer.settle(pid, _to_deliver) == "not now"]
+        tracer.finish(late)
 
 
 def _to_deliver(sender: Sender | None) -> Wish:
