@@ -27,14 +27,14 @@ FORBIDDEN_IN_TESTS = re.compile(r"^time\.sleep$|mock|pytest\.mark\.(skip|xfail)|
 FILE_LINES_MAX = 400
 TEST_FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 60
-LONGER = {"machine.py": 540, "leaving.py": 490, "app.py": 490, "rounds.py": 440}
+LONGER = {"machine.py": 540, "leaving.py": 490, "app.py": 500, "rounds.py": 440}
 """Every phase names every event, and every way out every cause: that is better read in one place than cut in two."""
 
 PURE = [
     *sorted((SUPERVISOR / "core").glob("*.py")),
     CLIENT / "protocol.py",
     CLIENT / "wire.py",
-    SUPERVISOR / "slurm_text.py",
+    SUPERVISOR / "adapters" / "slurm_text.py",
     SUPERVISOR / "config_text.py",
     *(SUPERVISOR / "doctor" / f"{name}.py" for name in ("finding", "facts", "shell", "script")),
     *sorted((SUPERVISOR / "doctor").glob("*_rules.py")),
@@ -49,11 +49,17 @@ MAY_IMPORT = {"config_text.py": {"signal", "pathlib"}, "slurm_text.py": {"dateti
 """For their types and constants."""
 
 MAY_SKIP = {ROOT / "tests" / "slurm" / "conftest.py", ROOT / "tests" / "support" / "syscalls.py"}
-MAY_SLEEP = {"ctl.py", "slurm.py"}
-MAY_CATCH_ALL = {SUPERVISOR / "app.py": 1, SUPERVISOR / "lanes.py": 1, CLIENT / "attachment.py": 2}
+MAY_SLEEP = {"slurm.py"}
+MAY_CATCH_ALL = {SUPERVISOR / "app.py": 1, SUPERVISOR / "adapters" / "lanes.py": 1, CLIENT / "attachment.py": 2}
 """The bottom of the loop, which still requeues; a lane's work; the user's own save and load."""
 
-MAY_READ_ENVIRON = {SUPERVISOR / "cli.py", SUPERVISOR / "ctl.py", CLIENT / "__init__.py", CLIENT / "hook.py", CLIENT / "loop.py"}
+MAY_READ_ENVIRON = {
+    SUPERVISOR / "cli.py",
+    SUPERVISOR / "ctl" / "main.py",
+    CLIENT / "__init__.py",
+    CLIENT / "hook.py",
+    CLIENT / "loop.py",
+}
 
 MAY_DO_ON_IMPORT = {CLIENT / "__init__.py": ["from ckpt_client import shield", "shield.stand_early(os.environ)"]}
 """In a supervised process the shield stands before training code makes its first worker (docs/decisions/0010)."""
@@ -135,7 +141,7 @@ def is_stub(node: ast.AST) -> bool:
 
 
 def test_the_environment_is_read_at_the_edges_only() -> None:
-    """`os.environ` in cli.py, ctl.py and where the client attaches; elsewhere it is an argument."""
+    """`os.environ` in cli.py, ctl/main.py and where the client attaches; elsewhere it is an argument."""
     reads = {"os.environ", "os.getenv", "os.environb", "os.getenvb", "os.putenv", "os.unsetenv"}
     assert [name_of(path) for path in MODULES if used(tree(path)) & reads and path not in MAY_READ_ENVIRON] == []
 
@@ -187,13 +193,28 @@ def test_only_the_shield_depends_on_where_it_is_imported() -> None:
 
 def test_no_reader_of_a_format_is_imported_before_the_command_runs() -> None:
     """Each import is added to every start of a training run; before it stands launch.py with what it imports by itself."""
-    words = "import sys, ckpt_supervisor.cli, ckpt_supervisor.launch, ckpt_supervisor.holding; print(*sys.modules)"
+    words = "import sys, ckpt_supervisor.cli, ckpt_supervisor.launch, ckpt_supervisor.start.holding; print(*sys.modules)"
     said = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True).stdout.split()
     mine = {name for name in said if name.startswith(("ckpt_supervisor", "ckpt_client"))}
     early = {"plain", "structure"}
     assert {name for name in mine if ".formats." in name} <= {f"ckpt_supervisor.store.formats.{name}" for name in early}
     assert mine.isdisjoint({"ckpt_supervisor.app", "ckpt_supervisor.errands", "ckpt_supervisor.core.machine"})
     assert {"structlog", "psutil", "asyncio"}.isdisjoint(said)
+
+
+TOP_MODULES_MAX = 14
+FACADES = {"store", "store/formats", "view/report"}
+"""Their __init__.py hold what others import from them."""
+
+
+def test_every_room_says_what_belongs_in_it_and_costs_nothing() -> None:
+    """Few modules at the top, and a docstring, no import, in each package's __init__.py."""
+    assert len(list(SUPERVISOR.glob("*.py"))) - 1 <= TOP_MODULES_MAX
+    found = []
+    for path in SUPERVISOR.rglob("__init__.py"):
+        if str(path.parent.relative_to(SUPERVISOR)) not in FACADES:
+            found += [name_of(path) for node in tree(path).body[1:] if not isinstance(node, ast.Assign)]
+    assert found == []
 
 
 def test_files_and_functions_fit_into_a_head() -> None:

@@ -16,8 +16,13 @@ from typing import TYPE_CHECKING, Any
 import zmq
 from ckpt_client import wire
 
-from ckpt_supervisor import children, emergency, leftovers, policies, stale, store
-from ckpt_supervisor.below import Below
+from ckpt_supervisor import emergency, policies, store
+from ckpt_supervisor.adapters import children
+from ckpt_supervisor.adapters.garbage import Garbage
+from ckpt_supervisor.adapters.journal import Journal, Who, load_structlog
+from ckpt_supervisor.adapters.lanes import Lanes
+from ckpt_supervisor.adapters.signals import signal_name
+from ckpt_supervisor.adapters.stderr import progress, say
 from ckpt_supervisor.core import between, machine, notices, relay, tasks
 from ckpt_supervisor.core import commands as do
 from ckpt_supervisor.core import events as ev
@@ -26,19 +31,16 @@ from ckpt_supervisor.core.leaving import OWN_END, before_requeue_line
 from ckpt_supervisor.core.policy import EXIT_STALE
 from ckpt_supervisor.core.state import Phase
 from ckpt_supervisor.errands import LANES, Errands
-from ckpt_supervisor.garbage import Garbage
-from ckpt_supervisor.journal import Journal, Who, load_structlog
-from ckpt_supervisor.lanes import Lanes
 from ckpt_supervisor.launch import Launch, Started
 from ckpt_supervisor.lines import Lines
 from ckpt_supervisor.meaning import meaning_of
-from ckpt_supervisor.resume_gate import NOTHING, Resume
-from ckpt_supervisor.signals import signal_name
-from ckpt_supervisor.stderr import progress, say
-from ckpt_supervisor.watching import Watching, watches_of
+from ckpt_supervisor.processes.below import Below
+from ckpt_supervisor.start import leftovers, stale
+from ckpt_supervisor.start.resume_gate import NOTHING, Resume
+from ckpt_supervisor.watches.watching import Watching, watches_of
 
 if TYPE_CHECKING:  # Only a step of several tasks has these: see others_of.
-    from ckpt_supervisor.others import Coordinating, Following
+    from ckpt_supervisor.tasks.others import Coordinating, Following
 
 FLUSH_MS = 2_000
 """At the end the journal gets this long to be written, and what goes after the last look at a program's files as long to go."""
@@ -478,7 +480,7 @@ def others_of(launch: Launch, lines: Lines) -> tuple[Coordinating | None, Follow
     """This supervisor's end of a step of several tasks; imported only there, since every import delays a start."""
     if launch.hub is None and launch.joined is None:
         return None, None
-    from ckpt_supervisor.others import Coordinating, Following
+    from ckpt_supervisor.tasks.others import Coordinating, Following
 
     if launch.joined is not None:
         return None, Following(launch.joined, launch.job.task, lines, now_ms())

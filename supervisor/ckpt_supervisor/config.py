@@ -226,7 +226,7 @@ def _absolute(path: str) -> str:
 
 
 def _is_one_of_several(env: Mapping[str, str]) -> bool:
-    """Whether srun has started more tasks than this one; slurm.py, which knows for certain, is not imported for that."""
+    """Whether srun has started more tasks than this one; adapters/slurm.py, which knows for certain, is not imported for that."""
     tasks = env.get("SLURM_STEP_NUM_TASKS") or env.get("SLURM_NTASKS", "")
     return "SLURM_STEP_ID" in env and tasks.isdecimal() and int(tasks) > 1
 

@@ -12,15 +12,15 @@ from collections.abc import Callable
 
 import zmq
 
-from ckpt_supervisor import procfs
-from ckpt_supervisor.children import Child, send
+from ckpt_supervisor.adapters.children import Child, send
+from ckpt_supervisor.adapters.signals import SignalInbox
+from ckpt_supervisor.adapters.slurm import Scontrol
+from ckpt_supervisor.adapters.stderr import say
 from ckpt_supervisor.core import comeback
 from ckpt_supervisor.core.policy import EXIT_CANCELLED, EXIT_INTERRUPTED, EXIT_STALE, Cause, Policy, read
 from ckpt_supervisor.core.state import State
 from ckpt_supervisor.core.views import JobView
-from ckpt_supervisor.signals import SignalInbox
-from ckpt_supervisor.slurm import Scontrol
-from ckpt_supervisor.stderr import say
+from ckpt_supervisor.linux import procfs
 
 EXIT_SOFTWARE = 70
 """EX_SOFTWARE of sysexits.h: a fault of the supervisor's own, and nothing to bring back."""

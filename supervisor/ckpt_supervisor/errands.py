@@ -12,25 +12,26 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
 
-from ckpt_supervisor import adoption as adopting
-from ckpt_supervisor import disk, earlier, resume_gate, upkeep
-from ckpt_supervisor.calm import Calm
+from ckpt_supervisor.adapters.lanes import Broken, Lanes
+from ckpt_supervisor.adapters.slurm import Scontrol
+from ckpt_supervisor.adapters.stderr import say
 from ckpt_supervisor.core import commands as do
 from ckpt_supervisor.core import events as ev
 from ckpt_supervisor.core.between import CheckedFile
 from ckpt_supervisor.core.describe import Entry
 from ckpt_supervisor.core.history import History
 from ckpt_supervisor.core.views import JobView, NoView
+from ckpt_supervisor.directory import adoption as adopting
+from ckpt_supervisor.directory import disk, upkeep
+from ckpt_supervisor.directory.calm import Calm
+from ckpt_supervisor.directory.upkeep import Space, Spared, Upkeep
 from ckpt_supervisor.doctor.at_start import Short
-from ckpt_supervisor.lanes import Broken, Lanes
 from ckpt_supervisor.launch import Launch
-from ckpt_supervisor.meeting import Meeting, state_directory
-from ckpt_supervisor.meeting import Verdict as MeetVerdict
-from ckpt_supervisor.resume_gate import Resume
-from ckpt_supervisor.slurm import Scontrol
-from ckpt_supervisor.stderr import say
+from ckpt_supervisor.start import earlier, resume_gate
+from ckpt_supervisor.start.resume_gate import Resume
 from ckpt_supervisor.store import FileEntry
-from ckpt_supervisor.upkeep import Space, Spared, Upkeep
+from ckpt_supervisor.tasks.meeting import Meeting, state_directory
+from ckpt_supervisor.tasks.meeting import Verdict as MeetVerdict
 
 LOOK_TIMEOUT_S = 12.0
 REQUEUE_TIMEOUT_S = 15.0
@@ -95,7 +96,7 @@ class Errands:
 
     def end(self, own_end: bool, step: int) -> None:
         """This step is over. `own_end`: training came to its end by itself, with nobody asking it to."""
-        from ckpt_supervisor import finished
+        from ckpt_supervisor.start import finished
 
         launch, post = self._launch, self._lanes.post
         noting = lambda work: post("journal", "noting the end", work, _ignore)  # noqa: E731 - the lane that _flush waits for
@@ -222,7 +223,7 @@ class Errands:
             self._feed(ev.Resubmitted(accepted, said))
 
         def run() -> tuple[bool, str]:
-            from ckpt_supervisor import resubmit
+            from ckpt_supervisor.processes import resubmit
 
             if not meeting.first_to_resubmit():
                 return True, "another step of this job has done it"
@@ -335,7 +336,7 @@ class Errands:
             self.warn([text])
 
     def _recall(self) -> History:
-        from ckpt_supervisor import history
+        from ckpt_supervisor.start import history
 
         return history.read(self._launch.options.dir, self._launch.job.name, self._launch.epoch)
 

@@ -17,20 +17,22 @@ from typing import TYPE_CHECKING
 
 from ckpt_client import wire
 
-from ckpt_supervisor import children, launchers, oom, procfs, startup
+from ckpt_supervisor.adapters import children
+from ckpt_supervisor.adapters.guard import Early
+from ckpt_supervisor.adapters.guard_process import fill_standard
+from ckpt_supervisor.adapters.signals import SignalInbox
+from ckpt_supervisor.adapters.slurm import SlurmEnv
+from ckpt_supervisor.adapters.stderr import say
+from ckpt_supervisor.adapters.transport import NoPlace, Transport, places
 from ckpt_supervisor.config import Options
-from ckpt_supervisor.guard import Early
-from ckpt_supervisor.guard_process import fill_standard
-from ckpt_supervisor.signals import SignalInbox
-from ckpt_supervisor.slurm import SlurmEnv
-from ckpt_supervisor.startup import Job
-from ckpt_supervisor.stderr import say
-from ckpt_supervisor.transport import NoPlace, Transport, places
+from ckpt_supervisor.linux import oom, procfs
+from ckpt_supervisor.start import launchers, startup
+from ckpt_supervisor.start.startup import Job
 
 if TYPE_CHECKING:  # What only a step of several tasks needs is imported there: it takes time before the command's start.
-    from ckpt_supervisor.joining import Joined
-    from ckpt_supervisor.leftovers import Ended
-    from ckpt_supervisor.links import Hub
+    from ckpt_supervisor.adapters.links import Hub
+    from ckpt_supervisor.start.leftovers import Ended
+    from ckpt_supervisor.tasks.joining import Joined
 
 EXIT_USAGE = 2
 EXIT_STALE = 76
@@ -38,7 +40,7 @@ EXIT_STALE = 76
 
 EXIT_DONE = 0
 DONE = "done.json"
-"""As in finished.py, which is imported only where there is one."""
+"""As in start/finished.py, which is imported only where there is one."""
 
 Started = children.Child | children.NotStarted
 
@@ -111,7 +113,7 @@ class Launch:
 
     @property
     def tag(self) -> str:
-        """In the environment of everything below: which supervisor it belongs to, also when that is long dead (leftovers.py)."""
+        """In the environment of everything below: whose it is, also when that is long dead (start/leftovers.py)."""
         me = os.getpid()
         seen = procfs.stat(me)
         ticks = 0 if seen is None else seen.started
@@ -152,7 +154,7 @@ def _alone(launch: Launch) -> Launch:
     """End what an earlier attempt has left running on this node, before the command needs its GPUs. A first start has nobody."""
     if launch.epoch <= 1 and launch.job.attempt == 0 and not startup.has_checkpoints(launch.options.dir):
         return launch
-    from ckpt_supervisor import leftovers
+    from ckpt_supervisor.start import leftovers
 
     return dataclasses.replace(launch, leftovers=leftovers.end(launch.job, launch.options.dir, launch.env))
 
@@ -160,7 +162,7 @@ def _alone(launch: Launch) -> Launch:
 def _leave_word(options: Options, job: Job, code: int, line: str) -> None:
     """For tasks of this step that have not joined: nobody is here for them any more."""
     if job.task == 0 and job.tasks > 1 and job.slurm is not None and job.slurm.srun:
-        from ckpt_supervisor import rendezvous
+        from ckpt_supervisor.adapters import rendezvous
 
         rendezvous.conclude(options.dir, (job.name, job.attempt, job.step_id), job.slurm.srun, rendezvous.End(code, line))
 
@@ -188,7 +190,7 @@ def _prepared(
     except NoPlace as error:
         raise _Unfit(str(error)) from error
     if job.task > 0 and job.tasks > 1:
-        from ckpt_supervisor import joining
+        from ckpt_supervisor.tasks import joining
 
         try:
             joined = joining.join(stack, options, job, inbox)
@@ -200,12 +202,12 @@ def _prepared(
             raise _Unfit(str(error), error.code) from error
         return Launch(options, env, job, joined.epoch, inbox, transport, claims, early, joined=joined, files_max=files_max)
     if os.path.lexists(options.dir / DONE):
-        from ckpt_supervisor import finished
+        from ckpt_supervisor.start import finished
 
         if word := finished.word(options, job):
             raise _Unfit(word, EXIT_DONE)
     # The other tasks need nothing of it before their command runs.
-    from ckpt_supervisor.holding import Asking
+    from ckpt_supervisor.start.holding import Asking
     from ckpt_supervisor.store import HeldByOther, take_epoch
     from ckpt_supervisor.store.look import Patience
 
@@ -230,8 +232,8 @@ def _prepared(
 def _hub(stack: contextlib.ExitStack, options: Options, job: Job, epoch: int) -> Hub | None:
     if job.tasks == 1:
         return None
-    from ckpt_supervisor import joining
-    from ckpt_supervisor.links import NoLink
+    from ckpt_supervisor.adapters.links import NoLink
+    from ckpt_supervisor.tasks import joining
 
     try:
         return joining.open_hub(stack, options, job, epoch)

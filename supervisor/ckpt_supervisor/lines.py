@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ckpt_supervisor.adapters.garbage import Garbage
+from ckpt_supervisor.adapters.journal import Journal, Stamp
+from ckpt_supervisor.adapters.lanes import Lanes
+from ckpt_supervisor.adapters.stderr import say
 from ckpt_supervisor.core import notices, tasks
 from ckpt_supervisor.core.describe import Entry, spans
 from ckpt_supervisor.core.policy import Policy
 from ckpt_supervisor.core.state import State
-from ckpt_supervisor.garbage import Garbage
-from ckpt_supervisor.journal import Journal, Stamp
-from ckpt_supervisor.lanes import Lanes
-from ckpt_supervisor.stderr import say
 from ckpt_supervisor.text import time_text
 
 MANY = (3, 10, 30, 100, 300, 1_000)

@@ -5,9 +5,9 @@ Owns the translation of Options and of what the start knows into core/policy.py'
 
 from __future__ import annotations
 
+from ckpt_supervisor.adapters.signals import signal_name
 from ckpt_supervisor.core.policy import NOT_LOOKED, Policy
 from ckpt_supervisor.launch import Launch
-from ckpt_supervisor.signals import signal_name
 
 KILL_WAIT_MS = 30_000
 """Slurm's default KillWait, until Slurm has been asked."""

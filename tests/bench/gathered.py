@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ckpt_supervisor.journal import read_lines
+from ckpt_supervisor.adapters.journal import read_lines
 
 from tests.bench.crowd import step_environment
 from tests.bench.figure import Row

@@ -2,8 +2,8 @@
 
 Owns a socket a task, with the options of links.Spoke (which has a context of its own, and so a thread), and the 8 ranks of the
 coordinator's own task. Each is as quick as it can be: what is measured is the coordinator, and these share its cores. They find
-it as joining.py does, report every second, answer Prepare with one frame for all ranks of a task, and then say that one rank has
-failed, which ends the round. Must not decide what is slow: it prints one JSON object with the times of all rounds.
+it as tasks/joining.py does, report every second, answer Prepare with one frame for all ranks of a task, and then say that one
+rank has failed, which ends the round. Must not decide what is slow: it prints one JSON object with the times of all rounds.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import NamedTuple
 import zmq
 from ckpt_client import wire
 from ckpt_client.wire import Position, Who
-from ckpt_supervisor import links
+from ckpt_supervisor.adapters import links
+from ckpt_supervisor.adapters.invitation import Invitation
+from ckpt_supervisor.adapters.journal import read_lines
+from ckpt_supervisor.adapters.rendezvous import find
 from ckpt_supervisor.core import between
 from ckpt_supervisor.core.tasks import BEAT_MS
-from ckpt_supervisor.invitation import Invitation
-from ckpt_supervisor.journal import read_lines
-from ckpt_supervisor.rendezvous import find
 
 from tests.bench.started import cpu_seconds
 from tests.support.run import eventually

@@ -18,9 +18,9 @@ import tempfile
 import time
 
 import zmq
-from ckpt_supervisor.lanes import Lanes
-from ckpt_supervisor.signals import SignalInbox
-from ckpt_supervisor.transport import Transport
+from ckpt_supervisor.adapters.lanes import Lanes
+from ckpt_supervisor.adapters.signals import SignalInbox
+from ckpt_supervisor.adapters.transport import Transport
 
 from tests.bench.figure import ROOT, Row
 from tests.support import proc_storm

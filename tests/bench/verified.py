@@ -19,7 +19,7 @@ from pathlib import Path
 
 import xxhash
 from ckpt_supervisor import store
-from ckpt_supervisor.lanes import Lanes
+from ckpt_supervisor.adapters.lanes import Lanes
 from ckpt_supervisor.store.stream import BLOCK_BYTES, Buffers, run_threads
 
 from tests.bench.figure import Row, pause

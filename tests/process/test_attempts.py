@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
-from ckpt_supervisor import history, store
+from ckpt_supervisor import store
 from ckpt_supervisor.core.history import History
+from ckpt_supervisor.start import history
 
 from tests.support.run import Run, supervised, toy
 from tests.support.tasks_stage import KILL_WAIT, task_env

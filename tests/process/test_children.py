@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ckpt_supervisor import children, procfs
-from ckpt_supervisor.children import Child, Claims, NotStarted
+from ckpt_supervisor.adapters import children
+from ckpt_supervisor.adapters.children import Child, Claims, NotStarted
+from ckpt_supervisor.linux import procfs
 
 from tests.support.proc_stage import BOUND_S, Stage, end_below, mask_of, python_env, until
 
@@ -179,8 +180,8 @@ def test_the_command_has_a_group_of_its_own_if_wanted(own_group: bool) -> None:
 
 ON_A_TERMINAL = """
     import json, os, select, signal
-    from ckpt_supervisor import children
-    from ckpt_supervisor.signals import SignalInbox
+    from ckpt_supervisor.adapters import children
+    from ckpt_supervisor.adapters.signals import SignalInbox
     with SignalInbox() as inbox:
         argv = ["sh", "-c", "echo ready >&2; read word; echo got $word >&2; exit 9"]
         child = children.start(argv, dict(os.environ), {signal.SIGTERM}, children.Claims(), own_group=True)
@@ -220,7 +221,7 @@ def test_the_command_dies_with_its_supervisor(stopped: bool) -> None:
     """SIGKILL of the supervisor ends the command, also a stopped one and one that blocks signals: no orphan outlives the job."""
     script = """
         import json, os, signal, sys
-        from ckpt_supervisor import children
+        from ckpt_supervisor.adapters import children
         made = children.start(["sleep", "1000"], dict(os.environ), {signal.SIGTERM}, children.Claims(), own_group=True)
         print(json.dumps(made.pid), flush=True)
         sys.stdin.readline()
@@ -298,8 +299,9 @@ def test_the_walk_finds_all_generations_and_children_of_threads() -> None:
 
 SUBREAPER = """
     import json, os, select, signal, subprocess, sys, threading
-    from ckpt_supervisor import children, procfs
-    from ckpt_supervisor.signals import SignalInbox
+    from ckpt_supervisor.adapters import children
+    from ckpt_supervisor.linux import procfs
+    from ckpt_supervisor.adapters.signals import SignalInbox
     def say(value): print(json.dumps(value), flush=True)
     def wait_for(fact):
         while not fact(): select.select([], [], [], 0.01)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from ckpt_client import meeting, wire
-from ckpt_supervisor import children
+from ckpt_supervisor.adapters import children
 
 from tests.support.run import TOY, supervised, trained
 

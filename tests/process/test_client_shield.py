@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ckpt_supervisor.procfs import descendants
+from ckpt_supervisor.linux.procfs import descendants
 
 from tests.support.proc_stage import Stage, blocked, python_env
 from tests.support.run import supervised
@@ -80,7 +80,7 @@ def test_importing_the_client_touches_nothing_below_a_stranger(tmp_path: Path) -
 
 def test_a_supervisor_below_another_one_hears_its_signals(tmp_path: Path) -> None:
     """It imports the wire of the client and is no training process."""
-    script = IMPORTS.format(imports="import ckpt_supervisor.cli, ckpt_supervisor.transport")
+    script = IMPORTS.format(imports="import ckpt_supervisor.cli, ckpt_supervisor.adapters.transport")
     assert said(script, supervised_env(tmp_path), ()) == [[], False, True]
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from ckpt_supervisor import control_files, store
-from ckpt_supervisor.control_files import Request
+from ckpt_supervisor import store
+from ckpt_supervisor.watches import control_files
+from ckpt_supervisor.watches.control_files import Request
 
 from tests.support.run import Run, environment, eventually, trained
 
@@ -24,13 +25,16 @@ FOREVER = ("--steps", 1_000_000)
 
 AS_NOBODY = """
 import os, sys
-from ckpt_supervisor import ctl
+from ckpt_supervisor.ctl import main as ctl
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 sys.exit(ctl.main(sys.argv[1:]))
 """
 """The virtual environment may lie where nobody cannot read it: what ckptctl needs is imported before."""
 
-EARLY = "import ckpt_supervisor.ctl_status, ckpt_supervisor.control_files, ckpt_supervisor.core.views, ckpt_supervisor.slurm, pwd"
+EARLY = (
+    "import pwd, ckpt_supervisor.ctl.status, ckpt_supervisor.watches.control_files; "
+    "import ckpt_supervisor.core.views, ckpt_supervisor.adapters.slurm"
+)
 
 
 def ctl(*words: object, program: list[str] = CTL, code: int | None = None) -> subprocess.CompletedProcess[str]:

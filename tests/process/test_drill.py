@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ckpt_supervisor import procfs
 from ckpt_supervisor.drill.plan import NAMES
+from ckpt_supervisor.linux import procfs
 
 from tests.support.run import committed, environment, eventually, toy
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from ckpt_supervisor import emergency
+from ckpt_supervisor.adapters.signals import SignalInbox
+from ckpt_supervisor.adapters.slurm import Scontrol
 from ckpt_supervisor.core import events as ev
 from ckpt_supervisor.core.history import History
-from ckpt_supervisor.signals import SignalInbox
-from ckpt_supervisor.slurm import Scontrol
 
 from tests.support.core_story import IN_SLURM, Story
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ckpt_supervisor import finished
+from ckpt_supervisor.adapters.slurm import SlurmEnv
 from ckpt_supervisor.config import Options, read_options
-from ckpt_supervisor.slurm import SlurmEnv
-from ckpt_supervisor.startup import Job, job_of
+from ckpt_supervisor.start import finished
+from ckpt_supervisor.start.startup import Job, job_of
 
 from tests.support.run import Run, supervised, toy
 from tests.support.tasks_stage import KILL_WAIT, task_env

@@ -8,14 +8,15 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from ckpt_supervisor import guard, guard_process, procfs
+from ckpt_supervisor.adapters import guard, guard_process
+from ckpt_supervisor.linux import procfs
 
 from tests.support.proc_stage import Stage, mask_of, until
 from tests.support.shield_stage import lives
 
 SUPERVISOR = """
     import json, os, select, signal, sys
-    from ckpt_supervisor import children
+    from ckpt_supervisor.adapters import children
     def say(value): print(json.dumps(value), flush=True)
     claims = children.Claims()
     children.become_subreaper()
@@ -164,8 +165,8 @@ def test_signals_that_were_ignored_or_blocked_before_us_are_so_in_the_command() 
     script = (
         SUPERVISOR
         + """
-    from ckpt_supervisor.guard import Early
-    from ckpt_supervisor.signals import SignalInbox
+    from ckpt_supervisor.adapters.guard import Early
+    from ckpt_supervisor.adapters.signals import SignalInbox
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGWINCH})
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -214,7 +215,7 @@ def test_many_ends_while_the_supervisor_is_stopped_do_not_hold_the_guard_up(tmp_
 
 def test_without_lists_of_children_the_guard_looks_at_every_process() -> None:
     """Kernels without CONFIG_PROC_CHILDREN."""
-    script = "import json, subprocess\nfrom ckpt_supervisor import guard_process as g\n"
+    script = "import json, subprocess\nfrom ckpt_supervisor.adapters import guard_process as g\n"
     script += "c = [subprocess.Popen(['sleep', '998']) for _ in range(2)]\n"
     script += "r = g.contents\ng.contents = lambda path: None if path.endswith('children') else r(path)\n"
     script += "print(json.dumps(sorted(g.children()) == sorted(one.pid for one in c)), flush=True)\n"
@@ -224,7 +225,7 @@ def test_without_lists_of_children_the_guard_looks_at_every_process() -> None:
 
 def test_a_guard_whose_supervisor_has_nothing_to_start_ends() -> None:
     """An early one, when the options turn out to be wrong."""
-    script = SUPERVISOR + "    from ckpt_supervisor.guard import Guard\n    g = Guard.begin(claims)\n"
+    script = SUPERVISOR + "    from ckpt_supervisor.adapters.guard import Guard\n    g = Guard.begin(claims)\n"
     script += "    say([g.pid, g.close(60)])\n"
     with Stage(script) as stage:
         pid, closed = stage.said()

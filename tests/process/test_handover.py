@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 
 import pytest
-from ckpt_supervisor import children
-from ckpt_supervisor.handover import SETTLED_MS, Handover
+from ckpt_supervisor.adapters import children
+from ckpt_supervisor.processes.handover import SETTLED_MS, Handover
 
 
 @pytest.fixture

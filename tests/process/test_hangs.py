@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ckpt_supervisor import standing
+from ckpt_supervisor.watches import standing
 
 from tests.support.run import Run, supervised
 from tests.support.tasks_stage import KILL_WAIT, step_of

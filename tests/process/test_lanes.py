@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from ckpt_supervisor.lanes import RESULTS_PER_TURN_MAX, Broken, Lanes
+from ckpt_supervisor.adapters.lanes import RESULTS_PER_TURN_MAX, Broken, Lanes
 
 BOUND_S = 30
 
@@ -131,7 +131,7 @@ def test_results_that_come_after_the_end_hurt_nobody() -> None:
 
 HANGING = """
 import os, sys
-from ckpt_supervisor.lanes import Lanes
+from ckpt_supervisor.adapters.lanes import Lanes
 with Lanes(("disk",)) as lanes:
     lanes.post("disk", "hang", lambda: (print("hanging", flush=True), os.read(0, 1)), print)
     os.read(int(sys.argv[1]), 1)

@@ -9,9 +9,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from ckpt_supervisor import procfs, store, upkeep
+from ckpt_supervisor import store
 from ckpt_supervisor.config import read_options
-from ckpt_supervisor.upkeep import Spared, Upkeep
+from ckpt_supervisor.directory import upkeep
+from ckpt_supervisor.directory.upkeep import Spared, Upkeep
+from ckpt_supervisor.linux import procfs
 
 from tests.support.ctl_stage import committed
 from tests.support.run import eventually, supervised

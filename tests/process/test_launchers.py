@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from ckpt_supervisor import procfs, store
+from ckpt_supervisor import store
+from ckpt_supervisor.linux import procfs
 
 from tests.support.run import TOY, Run, eventually, is_alive, supervised, toy
 

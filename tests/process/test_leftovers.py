@@ -21,8 +21,8 @@ from typing import Any
 
 import psutil
 import pytest
-from ckpt_supervisor import procfs
-from ckpt_supervisor.leftovers import GONE_MS, WITHIN_MS, Ended, Tag
+from ckpt_supervisor.linux import procfs
+from ckpt_supervisor.start.leftovers import GONE_MS, WITHIN_MS, Ended, Tag
 
 from tests.support.proc_stage import end_below, until
 from tests.support.run import environment, is_alive, supervised
@@ -38,9 +38,9 @@ SLURM = {"SLURM_JOB_ID": JOB, "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_
 LOOK = """
 import json, os, sys, time
 from pathlib import Path
-from ckpt_supervisor import leftovers
-from ckpt_supervisor.slurm import SlurmEnv
-from ckpt_supervisor.startup import job_of
+from ckpt_supervisor.start import leftovers
+from ckpt_supervisor.adapters.slurm import SlurmEnv
+from ckpt_supervisor.start.startup import job_of
 began = time.monotonic()
 found = leftovers.end(job_of(SlurmEnv.from_environ(os.environ)), Path(sys.argv[1]), os.environ)
 told = []
@@ -242,7 +242,7 @@ def test_what_runs_below_a_living_supervisor_is_its_own_business(tmp_path: Path,
     """A step in a step: the inner supervisor is dead, the outer one lives and has what was left."""
     outer = f"""
 import os, subprocess, sys
-from ckpt_supervisor import procfs
+from ckpt_supervisor.linux import procfs
 me = f"{JOB}.0.1.0.{{os.getpid()}}.{{procfs.stat(os.getpid()).started}}"
 mine = subprocess.Popen(["sleep", "600"], env=os.environ | {{"CKPT_SUPERVISE_TAG": me}})
 its = subprocess.Popen(["sleep", "600"], env=os.environ | {{"CKPT_SUPERVISE_TAG": sys.argv[1]}})

@@ -17,10 +17,10 @@ import msgspec
 import psutil
 import pytest
 from ckpt_client import wire
+from ckpt_supervisor.adapters.garbage import Garbage
+from ckpt_supervisor.adapters.invitation import endpoint_of, split_endpoint
+from ckpt_supervisor.adapters.links import Hub, NoLink, Spoke, reachable
 from ckpt_supervisor.core import between
-from ckpt_supervisor.garbage import Garbage
-from ckpt_supervisor.invitation import endpoint_of, split_endpoint
-from ckpt_supervisor.links import Hub, NoLink, Spoke, reachable
 
 from tests.support.links_stage import (
     BOUND_S,
@@ -302,6 +302,6 @@ def test_an_invitation_with_keys_that_are_none_is_told_as_such() -> None:
 
 def test_the_sockets_bring_no_event_loop_with_them() -> None:
     """Start-up is counted in milliseconds."""
-    program = "import sys, ckpt_supervisor.links; print({'asyncio', 'zmq.auth', 'tornado'} & set(sys.modules))"
+    program = "import sys, ckpt_supervisor.adapters.links; print({'asyncio', 'zmq.auth', 'tornado'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "set()\n"

@@ -18,10 +18,10 @@ import time
 import msgspec
 import pytest
 import zmq
+from ckpt_supervisor.adapters.garbage import Garbage
+from ckpt_supervisor.adapters.invitation import Invitation, endpoint_of, split_endpoint
+from ckpt_supervisor.adapters.links import Hub, Spoke
 from ckpt_supervisor.core import between
-from ckpt_supervisor.garbage import Garbage
-from ckpt_supervisor.invitation import Invitation, endpoint_of, split_endpoint
-from ckpt_supervisor.links import Hub, Spoke
 
 from tests.support.links_stage import (
     BOUND_S,

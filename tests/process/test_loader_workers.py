@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ckpt_supervisor.procfs import descendants
+from ckpt_supervisor.linux.procfs import descendants
 
 from tests.support.run import TOY, Run, environment, eventually, is_alive, supervised
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from ckpt_supervisor.procfs import descendants
+from ckpt_supervisor.linux.procfs import descendants
 
 from tests.support.run import SUPERVISE, Run, environment, eventually, is_alive, supervised, toy, trained
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from ckpt_supervisor.meeting import Meeting, state_directory
+from ckpt_supervisor.tasks.meeting import Meeting, state_directory
 
 
 def step_program(state: str, job: str, step_id: str, attempt: str) -> None:

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from ckpt_supervisor import cgroups
-from ckpt_supervisor.memory import nearest
+from ckpt_supervisor.linux import cgroups
+from ckpt_supervisor.watches.memory import nearest
 
 from tests.support.kernel_memory import real_cgroup, within
 from tests.support.run import Run, supervised

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ckpt_supervisor import scrape
+from ckpt_supervisor.watches import scrape
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as prometheus
 
@@ -83,7 +83,7 @@ def test_a_directory_that_vanishes_is_told_once_and_the_run_goes_on(tmp_path: Pa
 def test_a_full_disk_leaves_the_older_file_and_no_half_one(tmp_path: Path) -> None:
     """As with ENOSPC: here a file may not grow beyond 10 bytes."""
     code = (
-        "import resource, sys; from pathlib import Path; from ckpt_supervisor.metrics import put\n"
+        "import resource, sys; from pathlib import Path; from ckpt_supervisor.watches.metrics import put\n"
         "put(Path(sys.argv[1]), b'old\\n')\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\n"
         "try: put(Path(sys.argv[1]), b'new ' * 1000)\n"
@@ -98,7 +98,7 @@ def test_a_full_disk_leaves_the_older_file_and_no_half_one(tmp_path: Path) -> No
 def test_a_link_in_the_way_of_the_new_file_is_not_followed(tmp_path: Path) -> None:
     """The directory may be one that others write into."""
     code = (
-        "import os, sys; from pathlib import Path; from ckpt_supervisor.metrics import put\n"
+        "import os, sys; from pathlib import Path; from ckpt_supervisor.watches.metrics import put\n"
         "path = Path(sys.argv[1]); trap = path.with_name(f'.{path.name}.{os.getpid()}.new')\n"
         "trap.symlink_to(path.with_name('victim')); put(path, b'x 1\\n')\n"
     )
@@ -110,7 +110,8 @@ def test_a_link_in_the_way_of_the_new_file_is_not_followed(tmp_path: Path) -> No
 
 def test_the_library_is_not_there_unless_it_is_asked_for() -> None:
     """4 MB in every supervisor, and 70 ms."""
-    names = ("cli", "app", "control", "memory", "hangs", "progress", "metrics", "notify")
+    watches = ("control", "memory", "hangs", "progress", "metrics", "notify")
+    names = ("cli", "app", *(f"watches.{name}" for name in watches))
     code = f"import sys, {', '.join(f'ckpt_supervisor.{name}' for name in names)}; print('prometheus_client' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ckpt_supervisor.pending import Watch
+from ckpt_supervisor.linux.pending import Watch
 
 from tests.support.proc_stage import BOUND_S, until
 from tests.support.shield_stage import Processes, stopped

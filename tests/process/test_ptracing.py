@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from ckpt_supervisor import procfs
-from ckpt_supervisor.ptracing import Outcome, Sender, Tracer, Wish
+from ckpt_supervisor.linux import procfs
+from ckpt_supervisor.linux.ptracing import Outcome, Sender, Tracer, Wish
 
 from tests.support.proc_stage import BOUND_S, mask_of, until
 from tests.support.shield_stage import HANDLER, TRACER, Processes, lives, stopped

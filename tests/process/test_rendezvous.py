@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from ckpt_supervisor.rendezvous import (
+from ckpt_supervisor.adapters.rendezvous import (
     INVITATION_BYTES_MAX,
     NAMES_MAX,
     Invitation,
@@ -51,7 +51,7 @@ MINE = Invitation(
 BECOME_NOBODY = """
 import os, sys
 from pathlib import Path
-from ckpt_supervisor.rendezvous import find
+from ckpt_supervisor.adapters.rendezvous import find
 os.setgroups([])
 os.setresgid(65534, 65534, 65534)
 os.setresuid(65534, 65534, 65534)
@@ -132,7 +132,7 @@ def test_what_is_published_late_is_found_by_the_one_who_kept_looking(tmp_path: P
 import sys
 from pathlib import Path
 import msgspec
-from ckpt_supervisor.rendezvous import Invitation, publish
+from ckpt_supervisor.adapters.rendezvous import Invitation, publish
 print("ready", flush=True)
 publish(Path(sys.argv[1]), msgspec.json.decode(sys.stdin.readline(), type=Invitation))
 """
@@ -391,7 +391,7 @@ def test_a_full_disk_is_told_and_leaves_no_half_file(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 import msgspec
-from ckpt_supervisor.rendezvous import Invitation, publish
+from ckpt_supervisor.adapters.rendezvous import Invitation, publish
 place = Path(sys.argv[1])
 try:
     publish(place, msgspec.json.decode(sys.argv[2], type=Invitation))
@@ -435,7 +435,7 @@ while [ "$1" != -- ]; do ip addr add "${1#*=}" dev "${1%%=*}" $(case "$1" in *:*
 shift
 exec "$@"
 """
-LIST = "import sys; from ckpt_supervisor.rendezvous import addresses; print(*addresses(sys.argv[1], 7))"
+LIST = "import sys; from ckpt_supervisor.adapters.rendezvous import addresses; print(*addresses(sys.argv[1], 7))"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from ckpt_supervisor import ctl
+from ckpt_supervisor.ctl import main as ctl
 from ckpt_supervisor.view import report
 from ckpt_supervisor.view.facts import Run
 from ckpt_supervisor.view.report import palette, seen

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ckpt_supervisor import children, resubmit, shell_command
-from ckpt_supervisor.children import Claims
+from ckpt_supervisor.adapters import children
+from ckpt_supervisor.adapters.children import Claims
 from ckpt_supervisor.config import read_options
 from ckpt_supervisor.launch import Launch
-from ckpt_supervisor.startup import Job
+from ckpt_supervisor.processes import resubmit, shell_command
+from ckpt_supervisor.start.startup import Job
 
 from tests.support.run import environment, eventually, is_alive
 from tests.support.tasks_stage import task_env

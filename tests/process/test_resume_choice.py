@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from ckpt_supervisor import store
-from ckpt_supervisor.journal import read_lines
+from ckpt_supervisor.adapters.journal import read_lines
 
 from tests.support.run import Run, committed, eventually, supervised, trained
 from tests.support.tasks_stage import KILL_WAIT, task_env

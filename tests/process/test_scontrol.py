@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ckpt_supervisor import slurm
-from ckpt_supervisor.children import Claims
+from ckpt_supervisor.adapters import slurm
+from ckpt_supervisor.adapters.children import Claims
+from ckpt_supervisor.adapters.slurm import Scontrol
 from ckpt_supervisor.core.views import JobView, NoView
-from ckpt_supervisor.slurm import Scontrol
 
 from tests.support.proc_stage import BOUND_S, Stage, until
 
@@ -211,8 +211,8 @@ def test_a_call_lives_through_the_group_wide_signal_that_its_caller_handles(tmp_
     tool.chmod(0o755)
     script = """
         import json, os, sys, threading
-        from ckpt_supervisor.signals import SignalInbox
-        from ckpt_supervisor.slurm import Scontrol
+        from ckpt_supervisor.adapters.signals import SignalInbox
+        from ckpt_supervisor.adapters.slurm import Scontrol
         os.setpgid(0, 0)
         with SignalInbox() as inbox:
             seen = []

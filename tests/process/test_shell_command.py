@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from ckpt_supervisor import children, shell_command
-from ckpt_supervisor.children import Claims
-from ckpt_supervisor.journal import LINE_BYTES_MAX
-from ckpt_supervisor.shell_command import TEXT_CHARS_MAX, Way
-from ckpt_supervisor.slurm import SHIELDED
+from ckpt_supervisor.adapters import children
+from ckpt_supervisor.adapters.children import Claims
+from ckpt_supervisor.adapters.journal import LINE_BYTES_MAX
+from ckpt_supervisor.adapters.slurm import SHIELDED
+from ckpt_supervisor.processes import shell_command
+from ckpt_supervisor.processes.shell_command import TEXT_CHARS_MAX, Way
 
 from tests.support.run import environment, eventually, is_alive
 

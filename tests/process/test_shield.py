@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ckpt_supervisor import procfs
-from ckpt_supervisor.ptracing import Tracer
-from ckpt_supervisor.shield import BURST_MS, QUICK_MS, SETTLED_MS, TICK_MS, Completed, Shield, deliver_term
+from ckpt_supervisor.adapters.shield import BURST_MS, QUICK_MS, SETTLED_MS, TICK_MS, Completed, Shield, deliver_term
+from ckpt_supervisor.linux import procfs
+from ckpt_supervisor.linux.ptracing import Tracer
 
 from tests.support.proc_stage import BOUND_S, mask_of, until
 from tests.support.shield_stage import HANDLER, SENDER, TRACER, Processes, lives, stopped

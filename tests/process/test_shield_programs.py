@@ -7,16 +7,16 @@ import signal
 import time
 
 import pytest
-from ckpt_supervisor.shield import QUICK_MS, SETTLED_MS, TICK_MS
+from ckpt_supervisor.adapters.shield import QUICK_MS, SETTLED_MS, TICK_MS
 
 from tests.support.proc_stage import Stage, until
 from tests.support.shield_stage import lives
 
 SUPERVISED = """
     import dataclasses, json, os, select, signal, sys, textwrap, time
-    from ckpt_supervisor import children
-    from ckpt_supervisor.shield import Shield
-    from ckpt_supervisor.signals import SignalInbox
+    from ckpt_supervisor.adapters import children
+    from ckpt_supervisor.adapters.shield import Shield
+    from ckpt_supervisor.adapters.signals import SignalInbox
 
     def now_ms():
         return time.monotonic_ns() // 1_000_000

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ckpt_supervisor.signals import SignalInbox
+from ckpt_supervisor.adapters.signals import SignalInbox
 
 from tests.support.proc_stage import BOUND_S, Stage, blocked, python_env
 
@@ -95,7 +95,7 @@ def test_a_blocked_mask_of_whoever_started_us_does_not_make_us_deaf() -> None:
     """A supervisor that was started with SIGTERM blocked still hears it."""
     script = """
         import json, select, signal
-        from ckpt_supervisor.signals import SignalInbox
+        from ckpt_supervisor.adapters.signals import SignalInbox
         with SignalInbox() as inbox:
             print(json.dumps("ready"), flush=True)
             select.select([inbox.fileno()], [], [])
@@ -111,7 +111,7 @@ def test_under_nohup_hangup_stays_ignored() -> None:
     """Who says nohup wants SIGHUP ignored, by us and by the command."""
     script = """
         import json, os, select, signal, sys
-        from ckpt_supervisor.signals import SignalInbox
+        from ckpt_supervisor.adapters.signals import SignalInbox
         with SignalInbox() as inbox:
             os.kill(os.getpid(), signal.SIGHUP)
             os.kill(os.getpid(), signal.SIGUSR1)

@@ -18,9 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ckpt_supervisor import oom, procfs, segments, stale
-from ckpt_supervisor.segments import cleans_up, segments_of, sweep_segments
-from ckpt_supervisor.transport import Transport, places
+from ckpt_supervisor.adapters.transport import Transport, places
+from ckpt_supervisor.linux import oom, procfs, segments
+from ckpt_supervisor.linux.segments import cleans_up, segments_of, sweep_segments
+from ckpt_supervisor.start import stale
 
 from tests.support.proc_stage import Stage, until
 from tests.support.run import environment, is_alive, supervised
@@ -30,7 +31,7 @@ SHM = Path("/dev/shm")
 
 LISTENS = """
 import json, signal, sys
-from ckpt_supervisor.transport import Transport
+from ckpt_supervisor.adapters.transport import Transport
 with Transport([sys.argv[1]]) as transport:
     print(json.dumps(transport.endpoint), flush=True)
     signal.pause()
@@ -312,7 +313,7 @@ if __name__ == "__main__":
 OOM = """
 import json
 from pathlib import Path
-from ckpt_supervisor import oom
+from ckpt_supervisor.linux import oom
 own = oom.protect_self()
 after = int(Path(oom.PATH).read_text())
 Path(oom.PATH).write_text(str(oom.command_score(own)))  # As the guard does in the command.

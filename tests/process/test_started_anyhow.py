@@ -69,7 +69,7 @@ def test_a_guard_that_was_stopped_is_woken_when_the_command_is_over(tmp_path: Pa
 
 def test_as_pid_1_of_a_container_it_knows_who_is_below(tmp_path: Path) -> None:
     """Everything there descends from it, and whoever is a rank is watched."""
-    script = "import os, subprocess, sys\nfrom ckpt_supervisor import children\np = subprocess.Popen(['sleep', '998'])\n"
+    script = "import os, subprocess, sys\nfrom ckpt_supervisor.adapters import children\np = subprocess.Popen(['sleep', '998'])\n"
     script += "print([os.getpid(), children.is_descendant(p.pid)]); p.kill(); p.wait()"
     argv = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", script]
     done = subprocess.run(argv, env=environment(), timeout=BOUND_S, check=True, capture_output=True, text=True)
@@ -82,7 +82,7 @@ def test_a_process_with_more_files_than_select_knows_can_start_a_command() -> No
     """The coordinator of a thousand tasks, at a restart in place."""
     script = """
         import os, resource
-        from ckpt_supervisor import children
+        from ckpt_supervisor.adapters import children
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
         held = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ckpt_supervisor.journal import read_lines
+from ckpt_supervisor.adapters.journal import read_lines
 
 from tests.support.run import SUPERVISE, environment, eventually, toy
 

@@ -22,7 +22,7 @@ import pytest
 import zmq
 from ckpt_client import wire
 from ckpt_client.wire import Position, Who
-from ckpt_supervisor.transport import Garbage, NoPlace, Transport
+from ckpt_supervisor.adapters.transport import Garbage, NoPlace, Transport
 
 BOUND_S = 30
 DISTURBED_S = 2.0
@@ -384,7 +384,7 @@ exec "$@"
 SERVE = """
 import sys
 from pathlib import Path
-from ckpt_supervisor.transport import Transport
+from ckpt_supervisor.adapters.transport import Transport
 with Transport(sys.argv[1:]) as transport:
     print(transport.endpoint)
 print(*[path.name for place in sys.argv[1:] for path in Path(place).glob("ckpt-*")])

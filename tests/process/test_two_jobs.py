@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 import pytest
 from ckpt_supervisor import store
-from ckpt_supervisor.children import Claims
-from ckpt_supervisor.holding import Asking
-from ckpt_supervisor.startup import has_checkpoints
+from ckpt_supervisor.adapters.children import Claims
+from ckpt_supervisor.start.holding import Asking
+from ckpt_supervisor.start.startup import has_checkpoints
 
 from tests.support import syscalls
 from tests.support.run import SUPERVISE, committed, supervised, toy, trained

@@ -81,7 +81,7 @@ class RelayShell(Shell):
         self.feed(self.core.events.Tick())
 
     def feed(self, event: Any) -> None:
-        """One event: of the relay, and of the heir if there is one (others.py does the same)."""
+        """One event: of the relay, and of the heir if there is one (tasks/others.py does the same)."""
         world, relay, heir = self.world, self.core.relay, self.heir
         if self.over or world.over or self.state is None:
             return

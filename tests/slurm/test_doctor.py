@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from ckpt_supervisor import unattached
+from ckpt_supervisor.watches import unattached
 
 from tests.support.slurm_stage import BIN, CTL, SUPERVISE, TRAPPED, Run, wait_for
 

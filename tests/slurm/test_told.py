@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from ckpt_supervisor.notify import NO_TIME
+from ckpt_supervisor.watches.notify import NO_TIME
 
 from tests.support.run import eventually
 from tests.support.slurm_checks import BOTH, check_no_step_lost, check_out_before_the_kill, check_requeued, check_saved

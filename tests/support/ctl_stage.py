@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from ckpt_supervisor import ctl, store
+from ckpt_supervisor import store
+from ckpt_supervisor.ctl import main as ctl
 
 CREATED = "2026-01-31T12:00:00.000000+00:00"
 DEAD_PID = 2**22 + 1

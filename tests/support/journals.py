@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ckpt_supervisor.journal import Who, file_name
+from ckpt_supervisor.adapters.journal import Who, file_name
 
 BEGIN_S = int(datetime(2026, 1, 5, 8, 0, 0, tzinfo=timezone.utc).timestamp())
 

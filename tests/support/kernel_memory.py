@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from ckpt_supervisor import cgroups
+from ckpt_supervisor.linux import cgroups
 
 from tests.support.run import eventually
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 
 import psutil
 import zmq
+from ckpt_supervisor.adapters.garbage import Garbage
+from ckpt_supervisor.adapters.invitation import Invitation
+from ckpt_supervisor.adapters.links import Hub, Spoke
 from ckpt_supervisor.core import between
-from ckpt_supervisor.garbage import Garbage
-from ckpt_supervisor.invitation import Invitation
-from ckpt_supervisor.links import Hub, Spoke
 
 BOUND_S = 60
 STAND = between.Stand(epoch=5)

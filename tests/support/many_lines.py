@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from ckpt_supervisor.journal import Who, file_name
+from ckpt_supervisor.adapters.journal import Who, file_name
 
 JOB = "4711"
 BEGIN_S = int(datetime(2026, 1, 5, 8, 0, 0, tzinfo=timezone.utc).timestamp())

@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from ckpt_supervisor.signals import SignalInbox
+from ckpt_supervisor.adapters.signals import SignalInbox
 
 KINDS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGCONT, signal.SIGRTMIN + 3)
 WORD = struct.Struct("<BQ")

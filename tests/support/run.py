@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ckpt_supervisor import store
-from ckpt_supervisor.journal import read_lines
+from ckpt_supervisor.adapters.journal import read_lines
 
 from tests.support.toy import chain
 

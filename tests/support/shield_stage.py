@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 
-from ckpt_supervisor import procfs
+from ckpt_supervisor.linux import procfs
 
 from tests.support.proc_stage import BOUND_S, blocked, until
 

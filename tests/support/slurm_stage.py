@@ -21,7 +21,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ckpt_supervisor.journal import read_lines
+from ckpt_supervisor.adapters.journal import read_lines
 
 from tests.support.contention import watch
 

@@ -7,10 +7,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from ckpt_supervisor import resume_gate, store
-from ckpt_supervisor.adoption import AGAIN_LOOKS, Adoption
+from ckpt_supervisor import store
 from ckpt_supervisor.config import read_options
-from ckpt_supervisor.startup import Job
+from ckpt_supervisor.directory.adoption import AGAIN_LOOKS, Adoption
+from ckpt_supervisor.start import resume_gate
+from ckpt_supervisor.start.startup import Job
 
 from tests.support.checkpoint_files import some_state, torch_file
 

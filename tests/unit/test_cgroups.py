@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ckpt_supervisor import cgroups
-from ckpt_supervisor.cgroups import Level, Node
+from ckpt_supervisor.linux import cgroups
+from ckpt_supervisor.linux.cgroups import Level, Node
 
 from tests.support.kernel_memory import Kernel, kernel, limited
 

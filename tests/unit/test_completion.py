@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ckpt_supervisor import config, ctl, ctl_completion
+from ckpt_supervisor import config
+from ckpt_supervisor.ctl import completion
+from ckpt_supervisor.ctl import main as ctl
 
 from tests.support.ctl_stage import caller
 
@@ -27,7 +29,7 @@ def scripts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> dict[str, Pat
     """The script for each of the two commands, in a file."""
     call = caller(capsys)
     made = {}
-    for program in ctl_completion.PROGRAMS:
+    for program in completion.PROGRAMS:
         told = call("completion", "bash", "--for", program)
         assert (told.code, told.err) == (0, "")
         made[program] = tmp_path / f"{program}.bash"
@@ -58,7 +60,7 @@ def test_bash_completes_commands_options_values_and_files(scripts: dict[str, Pat
     assert completed(ctl_script, "ckptctl", "log", "--event", "hang_s") == ["hang_suspected"]
     assert completed(ctl_script, "ckptctl", "ls", "--dir", "ru") == ["runs"]
     assert completed(ctl_script, "ckptctl", "verify", "tr") == ["train.py"]
-    assert completed(ctl_script, "ckptctl", "completion", "") == list(ctl_completion.SHELLS)
+    assert completed(ctl_script, "ckptctl", "completion", "") == list(completion.SHELLS)
     assert completed(own_script, "ckpt-supervise", "--on-h") == ["--on-hang"]
     assert set(completed(own_script, "ckpt-supervise", "--on-hang", "re")) == {"restart", "requeue"}
     assert completed(own_script, "ckpt-supervise", "--dir", "ru") == ["runs"]
@@ -78,16 +80,16 @@ def test_every_command_is_completed(capsys: pytest.CaptureFixture[str], scripts:
 def test_the_words_that_are_offered_are_taken() -> None:
     """For each option of ckpt-supervise whose values are offered."""
     specs = {spec.name: spec for spec in config.SPECS}
-    for name, words in ctl_completion.VALUES.items():
+    for name, words in completion.VALUES.items():
         for word in words:
             specs[name].read(word)
 
 
-@pytest.mark.parametrize("shell", ctl_completion.SHELLS)
+@pytest.mark.parametrize("shell", completion.SHELLS)
 def test_each_shell_has_a_script_and_an_unknown_one_is_refused(capsys: pytest.CaptureFixture[str], shell: str) -> None:
     """zsh and tcsh by what names the commands; no directory is asked for."""
     call: Any = caller(capsys)
-    for program in ctl_completion.PROGRAMS:
+    for program in completion.PROGRAMS:
         told = call("completion", shell, "--for", program)
         assert told.code == 0
         assert program in told.out
@@ -98,6 +100,7 @@ def test_each_shell_has_a_script_and_an_unknown_one_is_refused(capsys: pytest.Ca
 
 def test_shtab_is_imported_for_this_command_only() -> None:
     """No other one waits for it."""
-    words = "import sys; from ckpt_supervisor import ctl; ctl.main(['ls', '--dir', '/nowhere']); print('shtab' in sys.modules)"
+    ls = "from ckpt_supervisor.ctl.main import main; main(['ls', '--dir', '/nowhere'])"
+    words = f"import sys; {ls}; print('shtab' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"

@@ -10,14 +10,15 @@ from typing import Any, cast
 
 from ckpt_client import wire
 from ckpt_client.wire import Position, SavedFile, Who
-from ckpt_supervisor import control_files, store
-from ckpt_supervisor.control import LOOK_EVERY_MS, LOOK_LATER_MS, Control
-from ckpt_supervisor.control_files import Answer, Request
+from ckpt_supervisor import store
+from ckpt_supervisor.adapters.lanes import Broken
 from ckpt_supervisor.core import events as ev
 from ckpt_supervisor.core import machine
 from ckpt_supervisor.core.describe import Entry
 from ckpt_supervisor.core.policy import Policy
-from ckpt_supervisor.lanes import Broken
+from ckpt_supervisor.watches import control_files
+from ckpt_supervisor.watches.control import LOOK_EVERY_MS, LOOK_LATER_MS, Control
+from ckpt_supervisor.watches.control_files import Answer, Request
 
 RANK = Who(0, 0, 100)
 FAR_MS = 1 << 60

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from ckpt_supervisor import control_files, store
-from ckpt_supervisor.control_files import Answer, Found, NotOurs, Place, Request
+from ckpt_supervisor import store
+from ckpt_supervisor.watches import control_files
+from ckpt_supervisor.watches.control_files import Answer, Found, NotOurs, Place, Request
 
 from tests.support.ctl_stage import committed
 

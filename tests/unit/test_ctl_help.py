@@ -8,8 +8,10 @@ import shlex
 from pathlib import Path
 
 import pytest
-from ckpt_supervisor import config, ctl, ctl_usage
-from ckpt_supervisor.ctl_completion import SHELLS
+from ckpt_supervisor import config
+from ckpt_supervisor.ctl import main as ctl
+from ckpt_supervisor.ctl import usage
+from ckpt_supervisor.ctl.completion import SHELLS
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES_MIN = 2
@@ -35,7 +37,7 @@ def called(text: str, program: str = "ckptctl") -> list[list[str]]:
 def understood(words: list[str]) -> argparse.Namespace:
     """As main() reads them. Raises SystemExit."""
     parser, _ = ctl._parser()
-    arguments, strays = parser.parse_known_args(ctl_usage.hoisted(words))
+    arguments, strays = parser.parse_known_args(usage.hoisted(words))
     assert strays == [], words
     return arguments
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ckpt_supervisor import ctl
+from ckpt_supervisor.ctl import main as ctl
 from ckpt_supervisor.view.reading import files
 from hypothesis import given, settings
 from hypothesis import strategies as st

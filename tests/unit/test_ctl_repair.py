@@ -138,7 +138,7 @@ def as_nobody(*words: object) -> subprocess.CompletedProcess[str]:
     """ckptctl by a user from whom a mode can hide something; root reads everything."""
     code = (
         "import contextlib, io, os, sys\n"
-        "from ckpt_supervisor import ctl\n"
+        "from ckpt_supervisor.ctl import main as ctl\n"
         "with contextlib.redirect_stderr(io.StringIO()): ctl.main(['ls', '--dir', '/none'])\n"  # what is imported late
         "if os.getuid() == 0: os.setuid(65534)\n"
         "sys.exit(ctl.main(sys.argv[1:]))"

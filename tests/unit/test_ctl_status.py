@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ckpt_supervisor import places, store
+from ckpt_supervisor import store
 from ckpt_supervisor.doctor.notice_rules import seconds
-from ckpt_supervisor.places import Home
 from ckpt_supervisor.text import time_text
 from ckpt_supervisor.view.status import span_text
+from ckpt_supervisor.watches import places
+from ckpt_supervisor.watches.places import Home
 
 from tests.support.ctl_stage import caller, committed, leave
 

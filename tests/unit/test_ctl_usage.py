@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ckpt_supervisor import cli, ctl
+from ckpt_supervisor import cli
 from ckpt_supervisor.config import UsageError, read_options
+from ckpt_supervisor.ctl import main as ctl
 
 from tests.support.ctl_stage import caller, committed
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from ckpt_supervisor import store
-from ckpt_supervisor.ctl_look import status_of
-from ckpt_supervisor.ctl_words import EXIT_INTERRUPTED, Interrupt, interruptible, locate
+from ckpt_supervisor.ctl.look import status_of
+from ckpt_supervisor.ctl.words import EXIT_INTERRUPTED, Interrupt, interruptible, locate
 from ckpt_supervisor.view.progress import Bar, span_text
 
 from tests.support.ctl_stage import caller, committed, flip_a_bit

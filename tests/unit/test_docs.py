@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from ckpt_client import wire
-from ckpt_supervisor import config, ctl
+from ckpt_supervisor import config
 from ckpt_supervisor.core import between, policy
 from ckpt_supervisor.core.state import Phase, Stage
+from ckpt_supervisor.ctl import main as ctl
 from ckpt_supervisor.store import Verdict
 
 ROOT = Path(__file__).resolve().parents[2]

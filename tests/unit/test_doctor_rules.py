@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ckpt_supervisor.adapters.slurm import SlurmEnv
+from ckpt_supervisor.adapters.slurm_text import Partition, SlurmConfig, parse_config, parse_partition
 from ckpt_supervisor.doctor import at_start, notice_rules, place_rules, probe, slurm_rules
 from ckpt_supervisor.doctor.facts import Held, JobFacts, Place, Setup, Srun, Temporary, Versions, Wishes
 from ckpt_supervisor.doctor.finding import Finding, wrong
-from ckpt_supervisor.slurm import SlurmEnv
-from ckpt_supervisor.slurm_text import Partition, SlurmConfig, parse_config, parse_partition
 from msgspec.structs import replace
 
 TEXTS = Path(__file__).resolve().parents[1] / "support" / "proc_slurm_texts"
@@ -203,7 +203,7 @@ def test_versions_that_differ_between_training_and_supervisor_are_a_warning() ->
 
 def test_every_id_is_described_and_the_short_form_says_only_ids_that_there_are() -> None:
     """docs/doctor.md has each id of the code once, and no other."""
-    sources = [*RULES.glob("*_rules.py"), RULES.parent / "ctl_doctor.py"]
+    sources = [*RULES.glob("*_rules.py"), RULES.parent / "ctl" / "doctor.py"]
     text = "\n".join(path.read_text() for path in sources)
     names = set(re.findall(r"\b(?:error|warning|note|unknown|ok)\)?\(\s*\"([a-z-]+)\"", text))
     names |= {"srun-wait", "srun-kill-on-bad-exit"}

@@ -11,15 +11,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from ckpt_supervisor import ctl, places, slurm_text
+from ckpt_supervisor.adapters import slurm_text
 from ckpt_supervisor.config import read_options
 from ckpt_supervisor.core.views import JobView
+from ckpt_supervisor.ctl import main as ctl
 from ckpt_supervisor.drill import cluster, controller, plan, running, scontrol
 from ckpt_supervisor.drill.controller import Job
 from ckpt_supervisor.drill.facts import Facts, Line, Probe, Times, of_interruption, step_ms
 from ckpt_supervisor.drill.plan import Plan
 from ckpt_supervisor.drill.verdict import Result, judge
 from ckpt_supervisor.view import drill as view
+from ckpt_supervisor.watches import places
 
 NOW_MS = 1_800_000_000_400
 JOB = Job(60_000_016, "drill", "me", "drill1", "low", grace_ms=20_000, kill_wait_ms=6_000, start_ms=NOW_MS)

@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 from ckpt_client import wire
 from ckpt_client.wire import Position, Progress, Who
-from ckpt_supervisor import standing
+from ckpt_supervisor.adapters.lanes import Broken
 from ckpt_supervisor.core import between
 from ckpt_supervisor.core import events as ev
 from ckpt_supervisor.core.describe import Entry
 from ckpt_supervisor.core.hangs import Doing, Stall
 from ckpt_supervisor.core.state import Phase
 from ckpt_supervisor.errands import LANES
-from ckpt_supervisor.hangs import Found, Hangs
-from ckpt_supervisor.lanes import Broken
-from ckpt_supervisor.standing import Way
+from ckpt_supervisor.watches import standing
+from ckpt_supervisor.watches.hangs import Found, Hangs
+from ckpt_supervisor.watches.standing import Way
 
 FLOOR_MS = 1_000
 BUSY = Doing("phase", "eval", Position(5, 1))

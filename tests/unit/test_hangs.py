@@ -6,10 +6,10 @@ from typing import Any
 
 from ckpt_client import wire
 from ckpt_client.wire import Position, Progress, Who
-from ckpt_supervisor import dumps, standing
 from ckpt_supervisor.core.hangs import FIRST_MS, SAMPLE_MS, Detector, Doing, Stall
-from ckpt_supervisor.hangs import text_of
-from ckpt_supervisor.standing import Way
+from ckpt_supervisor.watches import dumps, standing
+from ckpt_supervisor.watches.hangs import text_of
+from ckpt_supervisor.watches.standing import Way
 
 FLOOR_MS = 300_000
 EVERY_MS = wire.progress_ms(FLOOR_MS)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ckpt_supervisor import earlier, history
 from ckpt_supervisor.core.history import NONE, History
+from ckpt_supervisor.start import earlier, history
 
 from tests.support.ctl_stage import committed
 

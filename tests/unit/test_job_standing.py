@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from ckpt_supervisor.core.policy import Cause
-from ckpt_supervisor.job_standing import GONE, Outside, end_of, standing, ways_of
+from ckpt_supervisor.ctl.job_standing import GONE, Outside, end_of, standing, ways_of
 from ckpt_supervisor.view.attempts import Attempt, read
 
 BEGAN = datetime(2026, 1, 31, 12, 0, tzinfo=timezone.utc)

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import structlog
-from ckpt_supervisor import journal
-from ckpt_supervisor.journal import Damage, Journal, Stamp, Who, read_lines
+from ckpt_supervisor.adapters import journal
+from ckpt_supervisor.adapters.journal import Damage, Journal, Stamp, Who, read_lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -278,7 +278,7 @@ def test_the_library_is_imported_by_open_and_not_before() -> None:
     """The command starts before the 150 ms that structlog takes."""
     script = """
         import json, sys
-        from ckpt_supervisor import journal
+        from ckpt_supervisor.adapters import journal
         print(json.dumps(sorted(name for name in ("structlog", "psutil", "rich") if name in sys.modules)), flush=True)
     """
     with Stage(script) as stage:
@@ -289,7 +289,7 @@ def test_the_library_comes_without_the_console_that_it_would_bring() -> None:
     """3.4 MB in each supervisor; whoever wants rich afterwards can import it."""
     script = """
         import json, sys
-        from ckpt_supervisor import journal
+        from ckpt_supervisor.adapters import journal
         journal.load_structlog()
         kept_out = sorted(name for name in ("rich", "plotly", "shtab", "prometheus_client") if name in sys.modules)
         import rich
@@ -305,7 +305,7 @@ def test_a_killed_writer_leaves_whole_lines(tmp_path: Path, after: float) -> Non
     script = """
         import sys
         from pathlib import Path
-        from ckpt_supervisor.journal import Journal, Stamp, Who
+        from ckpt_supervisor.adapters.journal import Journal, Stamp, Who
         book = Journal(Path(sys.argv[1]), Who("1", 0, "0", 1, 0))
         book.open()
         print("1", flush=True)

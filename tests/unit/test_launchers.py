@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
-from ckpt_supervisor.launchers import calls_srun, environment_for
+from ckpt_supervisor.start.launchers import calls_srun, environment_for
 
 NAME = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ckpt_supervisor.adapters.journal import Stamp
 from ckpt_supervisor.core.describe import Entry
-from ckpt_supervisor.journal import Stamp
 from ckpt_supervisor.lines import folded
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ckpt_supervisor import ctl
 from ckpt_supervisor.config_text import events
-from ckpt_supervisor.ctl_words import width_of
+from ckpt_supervisor.ctl import main as ctl
+from ckpt_supervisor.ctl.words import width_of
 from ckpt_supervisor.view import story
 from ckpt_supervisor.view.log import read_time
 from ckpt_supervisor.view.merging import _HEAD, _edges
@@ -201,13 +201,13 @@ def test_columns_that_are_given_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 INTERRUPTED = """
 import sys
-from ckpt_supervisor import {module}
+from ckpt_supervisor.ctl import {module}
 def stop(*_): sys.stdout.write("\\x1b[1mhalf a line"); raise KeyboardInterrupt
 {module}.{name} = stop
-from ckpt_supervisor import ctl
+from ckpt_supervisor.ctl import main as ctl
 sys.exit(ctl.main(["log", "--dir", "{root}"]))
 """
-EARLY, LATE = {"module": "ctl_usage", "name": "hoisted"}, {"module": "ctl_log", "name": "run"}
+EARLY, LATE = {"module": "usage", "name": "hoisted"}, {"module": "log", "name": "run"}
 
 
 def read_all(fd: int) -> bytes:

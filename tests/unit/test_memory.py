@@ -9,10 +9,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from ckpt_supervisor import children
+from ckpt_supervisor.adapters import children
+from ckpt_supervisor.adapters.lanes import Lanes
 from ckpt_supervisor.core.describe import Entry
-from ckpt_supervisor.lanes import Lanes
-from ckpt_supervisor.memory import AGAIN_MS, EVERY_MS, LEVELS_LOOKS, RESULT_MS, Alarm, Memory, heaviest, nearest, tree_bytes
+from ckpt_supervisor.watches.memory import (
+    AGAIN_MS,
+    EVERY_MS,
+    LEVELS_LOOKS,
+    RESULT_MS,
+    Alarm,
+    Memory,
+    heaviest,
+    nearest,
+    tree_bytes,
+)
 
 from tests.support.kernel_memory import kernel, limited
 from tests.support.run import eventually
@@ -162,6 +172,6 @@ def test_processes_that_are_gone_count_nothing(tmp_path: Path) -> None:
 
 def test_psutil_is_not_imported_before_there_is_something_to_tell() -> None:
     """It takes its time and its memory, and most runs never need it."""
-    code = "import sys, ckpt_supervisor.memory as m; m.nearest(90); print('psutil' in sys.modules)"
+    code = "import sys, ckpt_supervisor.watches.memory as m; m.nearest(90); print('psutil' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -12,13 +12,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ckpt_supervisor import notify, shell_command
+from ckpt_supervisor.adapters.journal import Journal, Stamp, Who
 from ckpt_supervisor.core.describe import Entry
 from ckpt_supervisor.core.state import Kind
 from ckpt_supervisor.event_names import EVENTS, TOLD
-from ckpt_supervisor.journal import Journal, Stamp, Who
 from ckpt_supervisor.lines import Lines
-from ckpt_supervisor.notify import END_MS, KILL_MS, LANE, OWN_MS, TIMEOUT_S, WAITING_MAX, Notify
+from ckpt_supervisor.processes import shell_command
+from ckpt_supervisor.watches import notify
+from ckpt_supervisor.watches.notify import END_MS, KILL_MS, LANE, OWN_MS, TIMEOUT_S, WAITING_MAX, Notify
 
 TURNED = ("round_turned", "info", {"round": 7, "kind": Kind.LEAVE.value})
 LAST_ROUND = ("round_begun", "info", {"round": 7, "kind": Kind.LEAVE.value})

@@ -11,10 +11,10 @@ from typing import Any
 
 import jsonschema
 import pytest
+from ckpt_supervisor.adapters.journal import Stamp
 from ckpt_supervisor.core.describe import Entry
-from ckpt_supervisor.exposition import PREFIX, Shown
-from ckpt_supervisor.journal import Stamp
-from ckpt_supervisor.numbers import NAMES_MAX, Numbers
+from ckpt_supervisor.watches.exposition import PREFIX, Shown
+from ckpt_supervisor.watches.numbers import NAMES_MAX, Numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ckpt_supervisor.oom_kills import Kills, Struck, memory_text
+from ckpt_supervisor.linux.oom_kills import Kills, Struck, memory_text
 
 from tests.support.kernel_memory import Kernel, kernel, limited
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from ckpt_client import wire
 from ckpt_client.wire import Position, Who
+from ckpt_supervisor.adapters.journal import Stamp
 from ckpt_supervisor.core.describe import Entry
-from ckpt_supervisor.journal import Stamp
-from ckpt_supervisor.progress import EVERY_MS, Progress, finished_steps
+from ckpt_supervisor.watches.progress import EVERY_MS, Progress, finished_steps
 
 
 class Stage:

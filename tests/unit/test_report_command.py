@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ckpt_supervisor import ctl, ctl_report
+from ckpt_supervisor.ctl import main as ctl
+from ckpt_supervisor.ctl import report
 from ckpt_supervisor.view.report import MARK, MARK_BYTES_MAX
 
 from tests.support import many_lines
@@ -107,7 +108,7 @@ def test_a_page_that_cannot_be_finished_leaves_what_was_there(place: Path) -> No
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space"):
-        ctl_report._Place("r.html", is_forced=False).write(halves())  # type: ignore[arg-type]
+        report._Place("r.html", is_forced=False).write(halves())  # type: ignore[arg-type]
     assert target.read_text() == MARK
     assert left() == ["r.html"]
 
@@ -182,7 +183,7 @@ def test_two_jobs_in_one_directory_are_told_apart_and_a_missing_coordinator_is_s
 
 def test_the_help_has_examples_and_is_quick() -> None:
     """What is drawn with is not imported for a word of help."""
-    names = "import sys, ckpt_supervisor.ctl; ckpt_supervisor.ctl._parser(); print(*sys.modules)"
+    names = "import sys, ckpt_supervisor.ctl.main; ckpt_supervisor.ctl.main._parser(); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", names], capture_output=True, text=True, check=True).stdout.split()
     assert {"plotly", "ckpt_supervisor.view.report", "ckpt_supervisor.view.story"}.isdisjoint(loaded)
     with pytest.raises(SystemExit, match="0"):

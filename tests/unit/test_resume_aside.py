@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ckpt_supervisor import store
 from ckpt_supervisor.config import read_options
-from ckpt_supervisor.resume_gate import Resume, choose
+from ckpt_supervisor.start.resume_gate import Resume, choose
 from ckpt_supervisor.store import failed
 from ckpt_supervisor.store.layout import keep_name
 

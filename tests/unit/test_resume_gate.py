@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from ckpt_supervisor import store
 from ckpt_supervisor.config import read_options
-from ckpt_supervisor.resume_gate import Resume, choose
+from ckpt_supervisor.start.resume_gate import Resume, choose
 
 JOB = "77"
 STARTED = {"event": "command_started", "mono_ms": 0}
@@ -188,7 +188,7 @@ def stale(path, *more, **how):
     return real(path, *more, **how)
 os.open = stale
 from ckpt_supervisor.config import read_options
-from ckpt_supervisor.resume_gate import choose
+from ckpt_supervisor.start.resume_gate import choose
 resume = choose(read_options(["--dir", sys.argv[1], "--", "t"], {}), "77", 100, None)
 print(resume.step, *resume.lines, sep="\\n")
 """

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from ckpt_client import wire
-from ckpt_supervisor import earlier
 from ckpt_supervisor.core.state import Phase
+from ckpt_supervisor.start import earlier
 
 from tests.support.core_story import IN_SLURM, Story
 

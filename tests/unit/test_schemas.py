@@ -14,7 +14,8 @@ from typing import Any
 
 import jsonschema
 import pytest
-from ckpt_supervisor import ctl, store
+from ckpt_supervisor import store
+from ckpt_supervisor.ctl import main as ctl
 
 from tests.support import many_lines
 from tests.support.ctl_stage import Told, caller, committed, flip_a_bit, leave

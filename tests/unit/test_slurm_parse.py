@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from ckpt_supervisor import slurm, slurm_text
+from ckpt_supervisor.adapters import slurm, slurm_text
 from ckpt_supervisor.core.views import JobView, NoView
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st

@@ -8,12 +8,12 @@ import socket
 from pathlib import Path
 
 import pytest
+from ckpt_supervisor.adapters.slurm import SlurmEnv
 from ckpt_supervisor.config import read_options
-from ckpt_supervisor.earlier import last_failure
 from ckpt_supervisor.launch import Launch
 from ckpt_supervisor.policies import policy_of
-from ckpt_supervisor.slurm import SlurmEnv
-from ckpt_supervisor.startup import Job, command_line, explicit_value, job_of
+from ckpt_supervisor.start.earlier import last_failure
+from ckpt_supervisor.start.startup import Job, command_line, explicit_value, job_of
 
 PATH = "/ckpt/step-000000009"
 SRUN = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "3", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}

@@ -159,18 +159,18 @@ def test_a_narrow_terminal_is_not_overflown(call: Any, tmp_path: Path) -> None:
     """40 columns, and a reader's own word of how many there are."""
     from datetime import datetime, timezone
 
-    from ckpt_supervisor import ctl_status
-    from ckpt_supervisor.job_standing import Outside, standing
-    from ckpt_supervisor.places import Home
+    from ckpt_supervisor.ctl import status
+    from ckpt_supervisor.ctl.job_standing import Outside, standing
     from ckpt_supervisor.view import status as view
     from ckpt_supervisor.view.attempts import attempts
     from ckpt_supervisor.view.checkpoints import Look
+    from ckpt_supervisor.watches.places import Home
 
     for epoch in range(1, 4):
         put(tmp_path, epoch, number=epoch // 3)
     starts = attempts(tmp_path, "77", "0")
-    job = ctl_status.Job(Home("77", "0", tmp_path), starts, Outside(None), standing(starts[-1], Outside(None)), None)
-    shown = ctl_status.shown_as(job)
+    job = status.Job(Home("77", "0", tmp_path), starts, Outside(None), standing(starts[-1], Outside(None)), None)
+    shown = status.shown_as(job)
     for width in (40, 50, 60, 80):
         lines = view.block(shown, Look(width, False, datetime(2026, 2, 1, tzinfo=timezone.utc)))
         assert [line for line in lines if len(line) > width] == []

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ckpt_supervisor import store, upkeep
-from ckpt_supervisor.calm import Calm
+from ckpt_supervisor import store
 from ckpt_supervisor.config import Options, read_options
+from ckpt_supervisor.directory import upkeep
+from ckpt_supervisor.directory.calm import Calm
+from ckpt_supervisor.directory.upkeep import Spared, Upkeep
 from ckpt_supervisor.text import size_text
-from ckpt_supervisor.upkeep import Spared, Upkeep
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ckpt_supervisor import ctl
+from ckpt_supervisor.ctl import main as ctl
 from ckpt_supervisor.view import bars, story, timeline
 from ckpt_supervisor.view.amounts import percent, span_text
 from ckpt_supervisor.view.facts import Attempt, Commit, Run, Span

@@ -11,7 +11,7 @@ from ckpt_supervisor.core import events as ev
 from ckpt_supervisor.core import machine
 from ckpt_supervisor.core.describe import Entry
 from ckpt_supervisor.core.policy import NOT_LOOKED
-from ckpt_supervisor.unattached import ID, LEAST_MS, MOST_MS, Unattached
+from ckpt_supervisor.watches.unattached import ID, LEAST_MS, MOST_MS, Unattached
 
 from tests.support.core_story import LOCAL, Story
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from ckpt_supervisor import ctl, slurm_words
+from ckpt_supervisor.ctl import main as ctl
+from ckpt_supervisor.ctl import slurm_words
 from ckpt_supervisor.view import why
 from ckpt_supervisor.view.facts import Attempt, Run, Word
 

@@ -88,7 +88,8 @@ def _may_requeue(policy: Policy) -> bool:
 def _is_repeated(state: State, code: int) -> bool:
     """Whether it has failed just so in this attempt before: at the same step, as the rank said itself, with the same status.
 
-    Not while it resumes: a checkpoint that cannot be loaded is resume_gate.py's, which takes the one before (--resume-tries).
+    Not while it resumes: a checkpoint that cannot be loaded is start/resume_gate.py's, which takes the one before
+    (--resume-tries).
     """
     return state.died_n > state.resume_step and state.last_crash == (state.died_n, code)
 

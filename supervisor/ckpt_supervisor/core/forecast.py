@@ -37,7 +37,7 @@ def measured(state: State, now_ms: int) -> State:
 def tried(state: State, over: Round, now_ms: int) -> State:
     """The state that has learnt from a last save that was given up: it takes longer than it had.
 
-    So the watch begins the next one sooner, after a requeue as well (history.py): with no save that ever made it nobody would
+    So the watch begins the next one sooner, after a requeue too (start/history.py): with no save that ever made it nobody would
     know, and each attempt would lose everything again. It is no reason not to try: what is left is lost anyway.
     """
     if over.kind is not Kind.LEAVE or not over.go or over.written_ms is not None:

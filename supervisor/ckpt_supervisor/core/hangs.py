@@ -1,7 +1,7 @@
 """Which ranks stand still: learned from where they say they are, judged against their own pace.
 
 Pure: no clock, whole milliseconds, an instant is an argument. Owns the limit from which on standing still is a hang. Must not
-know why a rank stands (standing.py looks), nor what is done about it.
+know why a rank stands (watches/standing.py looks), nor what is done about it.
 
 Theory. A rank says every few seconds where it is and for how long its listener has seen it there. From that its steps are timed:
 one by one where they are longer than a second, by their mean where several came between two words. The *slow end* is the slowest

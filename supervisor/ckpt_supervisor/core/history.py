@@ -1,6 +1,6 @@
 """What earlier attempts came to, as far as decisions rest on it.
 
-Plain data, no behaviour: history.py of the shell reads it from the journals (and manifests) of a directory. Attempts are counted
+Plain data, no behaviour: start/history.py reads it from the journals (and manifests) of a directory. Attempts are counted
 there, never by SLURM_RESTART_COUNT, which counts restarts of every kind and is unset at first (field case 54).
 """
 

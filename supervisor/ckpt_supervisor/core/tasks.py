@@ -30,7 +30,7 @@ GONE_MS = 4_500
 for the next look at the clock)."""
 
 CUT_MS = 1_500
-"""A task whose connection was closed is gone after this long: libzmq connects again within a second (links.py)."""
+"""A task whose connection was closed is gone after this long: libzmq connects again within a second (adapters/links.py)."""
 
 DIED_MS = 5_000
 """A task whose connection was closed, and that has not come back by then, was killed, and its ranks with it: that ends training
@@ -135,7 +135,7 @@ def died(policy: Policy, state: State, now_ms: int) -> tuple[CommandExited, ...]
 
 
 def _was_killed(task: Task, now_ms: int) -> bool:
-    """Its connection was closed while it was well, and not for its silence (links.py closes one that is silent for long)."""
+    """Its connection was closed while it was well, and not for its silence (adapters/links.py closes one silent for long)."""
     return task.cut_ms is not None and task.cut_ms - task.heard_ms < GONE_MS and now_ms >= task.cut_ms + DIED_MS
 
 

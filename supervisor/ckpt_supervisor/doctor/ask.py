@@ -11,13 +11,13 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 
-from ckpt_supervisor import procfs
+from ckpt_supervisor.adapters.slurm import Scontrol, locate
+from ckpt_supervisor.adapters.slurm_text import Partition, find_record, parse_partition
 from ckpt_supervisor.core.views import NoView
 from ckpt_supervisor.doctor import script
 from ckpt_supervisor.doctor.facts import JobFacts, Script, Srun
-from ckpt_supervisor.holding import ENDED
-from ckpt_supervisor.slurm import Scontrol, locate
-from ckpt_supervisor.slurm_text import Partition, find_record, parse_partition
+from ckpt_supervisor.linux import procfs
+from ckpt_supervisor.start.holding import ENDED
 
 ASK_TIMEOUT_S = 8.0
 SCRIPT_BYTES_MAX = 1 << 20

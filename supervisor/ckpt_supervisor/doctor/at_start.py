@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ckpt_supervisor.adapters.lanes import Lanes
+from ckpt_supervisor.adapters.slurm import Scontrol, SlurmEnv
+from ckpt_supervisor.adapters.stderr import say
 from ckpt_supervisor.core.describe import Entry
 from ckpt_supervisor.core.views import JobView
 from ckpt_supervisor.doctor import ask, notice_rules, slurm_rules
 from ckpt_supervisor.doctor.facts import JobFacts, Setup, Srun, Wishes
 from ckpt_supervisor.doctor.finding import Finding, wrong
 from ckpt_supervisor.doctor.gather import wishes_of
-from ckpt_supervisor.lanes import Lanes
 from ckpt_supervisor.launch import Launch
-from ckpt_supervisor.slurm import Scontrol, SlurmEnv
-from ckpt_supervisor.stderr import say
 
 ASK_TIMEOUT_S = 10.0
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from ckpt_supervisor.slurm_text import Partition, SlurmConfig
+from ckpt_supervisor.adapters.slurm_text import Partition, SlurmConfig
 
 Where = Literal["nowhere", "outside", "script", "step"]
 """No Slurm at all. The doctor looks from outside, wherever it runs. A supervisor is a line of the job script, or a task of

@@ -12,11 +12,11 @@ from pathlib import Path
 import msgspec
 
 from ckpt_supervisor import config
+from ckpt_supervisor.adapters.signals import signal_name
+from ckpt_supervisor.adapters.slurm import Scontrol, SlurmEnv, locate
 from ckpt_supervisor.core.views import NoView
 from ckpt_supervisor.doctor import ask, script, shell
 from ckpt_supervisor.doctor.facts import JobFacts, Script, Setup, Srun, Wishes
-from ckpt_supervisor.signals import signal_name
-from ckpt_supervisor.slurm import Scontrol, SlurmEnv, locate
 
 ALWAYS = ("TERM", "INT", "HUP")
 

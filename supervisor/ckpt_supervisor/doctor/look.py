@@ -29,7 +29,7 @@ TELL_AFTER_S = 1.0
 OUTPUT_BYTES_MAX = 1 << 20
 
 SOCKET_CHARS = len("/ckpt-xxxxxxxx/s")
-"""What transport.py adds to the place."""
+"""What adapters/transport.py adds to the place."""
 
 LIBRARIES = ("pyzmq", "msgspec", "torch")
 ASK_PYTHON = """
@@ -87,7 +87,7 @@ def _bounded(argv: list[str], timeout_s: float, slow: Callable[[], None]) -> tup
 
 def temporaries(env: Mapping[str, str]) -> list[Temporary]:
     """The places where the ranks' socket may be, the best first, each looked at with a bound of its own."""
-    from ckpt_supervisor.transport import places  # Here: every `ckptctl` would wait for zmq.
+    from ckpt_supervisor.adapters.transport import places  # Here: every `ckptctl` would wait for zmq.
 
     return [_within(path, number == 0) for number, path in enumerate(places(env)) if path]
 
@@ -107,7 +107,7 @@ def _temporary(path: str, is_first: bool) -> Temporary:
         return Temporary(path, is_first, error.strerror or str(error))
     if not stat.S_ISDIR(seen.st_mode):
         return Temporary(path, is_first, "is no directory")
-    from ckpt_supervisor.transport import PATH_BYTES_MAX
+    from ckpt_supervisor.adapters.transport import PATH_BYTES_MAX
 
     length = len(os.fsencode(Path(path).absolute())) + SOCKET_CHARS
     if length > PATH_BYTES_MAX:

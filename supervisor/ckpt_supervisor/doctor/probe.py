@@ -117,7 +117,7 @@ def _contents(place: Place) -> Place:
     """Who holds it, the newest checkpoint's size, how long saves took."""
     if not place.exists:
         return place
-    from ckpt_supervisor import history
+    from ckpt_supervisor.start import history
 
     root = Path(place.path)
     holder = store.read_holder(root)

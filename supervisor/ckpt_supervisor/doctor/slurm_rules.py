@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from ckpt_supervisor import launchers
 from ckpt_supervisor.doctor.facts import Setup, Srun
 from ckpt_supervisor.doctor.finding import Finding, Findings, error, note, ok, unknown, warning
+from ckpt_supervisor.start import launchers
 
 SRUN_FIRST = "write `srun ckpt-supervise -- ...` in the job script"
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ckpt_supervisor.adapters.slurm import Scontrol
 from ckpt_supervisor.config_text import signal_name
 from ckpt_supervisor.core.policy import ENDED_STATES, WAITING_STATES
 from ckpt_supervisor.core.views import JobView, NoView
@@ -23,7 +24,6 @@ from ckpt_supervisor.drill.facts import Line
 from ckpt_supervisor.drill.local import OURS, supervisor, tail_of
 from ckpt_supervisor.drill.plan import Plan
 from ckpt_supervisor.drill.rehearse import NotStartedError
-from ckpt_supervisor.slurm import Scontrol
 
 TOOLS = ("sbatch", "scancel", "scontrol", "srun", "squeue")
 ASK_S = 2.0

@@ -23,12 +23,12 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from ckpt_supervisor import procfs
 from ckpt_supervisor.config import INHERITED
 from ckpt_supervisor.drill import controller, scontrol
 from ckpt_supervisor.drill.controller import Doing, Job
 from ckpt_supervisor.drill.facts import Line
 from ckpt_supervisor.drill.plan import Plan
+from ckpt_supervisor.linux import procfs
 from ckpt_supervisor.text import one_line
 
 MARK = "CKPT_DRILL"

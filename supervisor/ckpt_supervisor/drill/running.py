@@ -14,14 +14,15 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from ckpt_supervisor import places, store
+from ckpt_supervisor import store
+from ckpt_supervisor.adapters.slurm import Scontrol, locate
 from ckpt_supervisor.core.views import JobView
-from ckpt_supervisor.ctl_words import EXIT_NOT_FOUND, EXIT_USAGE, complain
+from ckpt_supervisor.ctl.words import EXIT_NOT_FOUND, EXIT_USAGE, complain
 from ckpt_supervisor.drill import facts as read
 from ckpt_supervisor.drill.facts import Line
 from ckpt_supervisor.drill.verdict import Result
-from ckpt_supervisor.slurm import Scontrol, locate
 from ckpt_supervisor.view.log import Tail, journals
+from ckpt_supervisor.watches import places
 
 CALL_S = 30.0
 LOOK_S = 0.3

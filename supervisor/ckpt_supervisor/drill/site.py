@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from ckpt_supervisor.slurm import locate
-from ckpt_supervisor.slurm_text import parse_config, parse_partition_grace
+from ckpt_supervisor.adapters.slurm import locate
+from ckpt_supervisor.adapters.slurm_text import parse_config, parse_partition_grace
 
 ASK_S = 20.0
 TEXT_CHARS_MAX = 4_000_000

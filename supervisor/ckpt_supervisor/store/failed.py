@@ -1,8 +1,8 @@
 """Checkpoints that are whole by every check, and from which training fails all the same: DIR/.failed-step-…
 
-Owns how such a one leaves its name, the record beside it of why, how it gets its name back, and when it goes in the end. Must
-not judge which one that is (resume_gate.py), nor delete one before training has got past it. The record is on the disk before the
-name changes, and stays when the name is given back: starts that it has answered for do not count a second time.
+Owns how such a one leaves its name, the record beside it of why, how it gets its name back, and when it goes in the end. Must not
+judge which one that is (start/resume_gate.py), nor delete one before training has got past it. The record is on the disk before
+the name changes, and stays when the name is given back: starts that it has answered for do not count a second time.
 """
 
 from __future__ import annotations

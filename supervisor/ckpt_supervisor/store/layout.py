@@ -18,10 +18,10 @@ LATEST_BYTES_MAX = 4096
 ATTEMPT = "attempt"
 JOURNAL = "journal"
 DONE = "done.json"
-"""Which training in DIR came to its end by itself (finished.py)."""
+"""Which training in DIR came to its end by itself (start/finished.py)."""
 
 CONTROL = "control"
-"""Where the owner of a running job asks for something (control_files.py); never swept, never put aside."""
+"""Where the owner of a running job asks for something (watches/control_files.py); never swept, never put aside."""
 
 STEP_DIGITS = 9
 NUMBER_MAX = 10**18 - 1

@@ -36,7 +36,7 @@ _KILLED = (137, 9, -9)
 GOOD = frozenset({FINISHED})
 BY_A_PERSON = frozenset({"cancelled", "asked to leave"})
 NO_INTERRUPTION = GOOD | BY_A_PERSON | {REFUSED, DAMAGED, RUNNING}
-"""Ends that say nothing about how often a run is interrupted, as for --every auto (history.py)."""
+"""Ends that say nothing about how often a run is interrupted, as for --every auto (start/history.py)."""
 
 UNTOLD = frozenset({LOST, REQUEUED})
 """What lies behind these, only Slurm's own words tell: its record of a job is the same for a preemption without a grace, a node's

@@ -1,7 +1,8 @@
 """`ckptctl status`: how a job stands, as a block for people and as JSON.
 
-Owns the lines, their order and their units. Must not look at a disk, ask anybody, or decide how a job stands (job_standing.py).
-What comes from a journal or a manifest may have been written by anybody: nothing of it reaches a terminal that would obey it.
+Owns the lines, their order and their units. Must not look at a disk, ask anybody, or decide how a job stands
+(ctl/job_standing.py). What comes from a journal or a manifest may have been written by anybody: nothing of it reaches a terminal
+that would obey it.
 """
 
 from __future__ import annotations

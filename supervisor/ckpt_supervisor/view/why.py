@@ -1,7 +1,7 @@
 """`ckptctl why`: one interruption in a few lines: cause, time given, decision, who was late, what was lost, what to change.
 
 Owns these lines and their JSON. Must not read anything, ask Slurm, or decide: the numbers are the journal's, and Slurm's words
-are shown as they were found (slurm_words.py).
+are shown as they were found (ctl/slurm_words.py).
 """
 
 from __future__ import annotations
