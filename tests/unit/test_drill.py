@@ -15,12 +15,11 @@ from ckpt_supervisor.adapters import slurm_text
 from ckpt_supervisor.config import read_options
 from ckpt_supervisor.core.views import JobView
 from ckpt_supervisor.ctl import main as ctl
-from ckpt_supervisor.drill import cluster, controller, plan, running, scontrol
+from ckpt_supervisor.drill import cluster, controller, picture, plan, running, scontrol
 from ckpt_supervisor.drill.controller import Job
 from ckpt_supervisor.drill.facts import Facts, Line, Probe, Times, of_interruption, step_ms
 from ckpt_supervisor.drill.plan import Plan
 from ckpt_supervisor.drill.verdict import Result, judge
-from ckpt_supervisor.view import drill as view
 from ckpt_supervisor.watches import places
 
 NOW_MS = 1_800_000_000_400
@@ -257,11 +256,11 @@ def test_a_hang_that_was_waited_for_and_not_found_does_not_pass() -> None:
 def test_a_bar_shows_the_shares_and_where_the_kill_would_come() -> None:
     """As long for everybody; a kill in the middle of the save is a mark in it."""
     fits = Result("grace", True, "", "", 10_000, 1_000, 6_000, 2_000, 500, 500, saved_step=3)
-    assert view.bar(fits, letters=True) == "a" * 3 + "s" * 18 + "v" * 6 + "l" * 3
+    assert picture.bar(fits, letters=True) == "a" * 3 + "s" * 18 + "v" * 6 + "l" * 3
     slow = Result("grace", False, "", "", 5_000, 1_000, needs_ms=9_000)
-    assert view.bar(slow, letters=True) == "aaa" + "s" * 12 + "|" + "s" * 15
-    assert view.bar(Result("crash", True, ""), letters=False) == ""
-    rows = view.table([fits, slow], letters=True, colour=False)
+    assert picture.bar(slow, letters=True) == "aaa" + "s" * 12 + "|" + "s" * 15
+    assert picture.bar(Result("crash", True, ""), letters=False) == ""
+    rows = picture.table([fits, slow], letters=True, colour=False)
     assert rows[1].startswith("grace     PASS     1.0 s    6.0 s    2.0 s    1.0 s    10.0 s   100 %")
     assert any(row.startswith("grace: FAIL") for row in rows)
     assert all(row.isascii() for row in rows)

@@ -35,11 +35,11 @@ from ckpt_supervisor.ctl.words import (
 
 if TYPE_CHECKING:
     from ckpt_supervisor.config import Options
+    from ckpt_supervisor.drill.picture import Progress
     from ckpt_supervisor.drill.plan import Plan
     from ckpt_supervisor.drill.rehearse import Ground
     from ckpt_supervisor.drill.site import Site
     from ckpt_supervisor.drill.verdict import Result
-    from ckpt_supervisor.view.drill import Progress
 
 KILL_WAIT_MS = 30_000
 GRACE_MS = 30_000
@@ -272,7 +272,7 @@ def _stoppable() -> Iterator[Interrupt]:
 
 def _rehearse_all(plan: Plan, paths: Sequence[str], root: Path, arguments: argparse.Namespace, stop: Interrupt) -> list[Result]:
     """All paths, so many at a time; in the order in which they are shown."""
-    from ckpt_supervisor.view.drill import Progress
+    from ckpt_supervisor.drill.picture import Progress
 
     progress = Progress(sys.stderr, width_of(sys.stderr.fileno()) if sys.stderr.isatty() else None)
     with concurrent.futures.ThreadPoolExecutor(arguments.side_by_side) as pool:
@@ -323,7 +323,7 @@ def _show(results: Sequence[Result], arguments: argparse.Namespace) -> None:
         for result in results:
             out_json(msgspec.to_builtins(result))
         return
-    from ckpt_supervisor.view.drill import table
+    from ckpt_supervisor.drill.picture import table
 
     letters = not (getattr(sys.stdout, "encoding", None) or "ascii").lower().startswith("utf")
     for line in table(results, letters=letters, colour=sys.stdout.isatty() and arguments.colour):

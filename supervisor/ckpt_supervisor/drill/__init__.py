@@ -12,6 +12,7 @@
 | cluster.py | the ground with Slurm: sbatch, scancel, scontrol | yes |
 | running.py | the rehearsal on a job of the user's that runs already | yes |
 | site.py | KillWait and GraceTime of the real site | asks scontrol |
+| picture.py | what is shown of all that, while it runs and at the end | writes to a terminal |
 
 ckpt-supervise imports nothing of it.
 """

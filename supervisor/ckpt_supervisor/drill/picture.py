@@ -1,6 +1,6 @@
 """How a rehearsal is shown: what it waits for meanwhile, and a table with a bar for each path at the end.
 
-Owns drawing. Decides nothing: the verdicts come from drill/verdict.py. People would rather look than read, so each path has a
+Owns drawing. Decides nothing: the verdicts come from verdict.py. People would rather look than read, so each path has a
 bar with the shares of its time, and the kill in the middle of it where the site gives less than a save needs.
 """
 
