@@ -12,6 +12,7 @@ import torch
 from ckpt_client import wire
 
 from tests.support.fake_supervisor import TOY, FakeSupervisor
+from tests.support.run import TORCH_ABORTED
 
 STEPS = 60
 STEP_MS = "100"
@@ -29,8 +30,6 @@ def supervisor(tmp_path: Path) -> Iterator[FakeSupervisor]:
 
 
 ABORTS_MAX = 3
-ABORTED = "terminate called without an active exception"
-"""Now and then torch 2.13 aborts with this while a process of gloo ends."""
 
 
 def reference(out: Path, *words: str) -> dict[str, torch.Tensor]:
@@ -98,4 +97,4 @@ def ended_well(supervisor: FakeSupervisor, child: subprocess.Popen[str]) -> None
     """Wait for an end with 0, or by that fault of torch's, when all that counts had been done."""
     supervisor.wait(lambda: child.poll() is not None, BOUND_S)
     said = child.communicate()[0]
-    assert child.returncode == 0 or ABORTED in said, said[-4_000:]
+    assert child.returncode == 0 or TORCH_ABORTED in said, said[-4_000:]

@@ -17,10 +17,11 @@ from pathlib import Path
 import pytest
 from ckpt_supervisor.linux.procfs import descendants
 
-from tests.support.run import TOY, Run, environment, eventually, is_alive, supervised
+from tests.support.run import TORCH_ABORTED, TOY, Run, environment, eventually, is_alive, supervised
 
 SHARES = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 EPOCH_STEPS = 20
+TRIES = 3
 LATER_S = 10.0
 """What a termination may take more than without us, on a busy machine of two cores. One that is not completed takes for ever."""
 
@@ -136,9 +137,14 @@ def test_a_termination_without_a_notice_takes_hardly_longer_than_without_us(tmp_
     argv = [sys.executable, str(script), method]
     alone = subprocess.run(argv, env=environment(SHARES), capture_output=True, text=True, timeout=120, check=False)
     assert alone.returncode == 0, alone.stderr
-    with supervised(tmp_path, argv, env=SHARES) as run:
-        assert run.code(120) == 0, run.story()
-        took = json.loads(run.said(r"^\{.*\}$")[0])
+    for number in range(TRIES):
+        with supervised(tmp_path / str(number), argv, env=SHARES) as run:
+            code = run.code(120)
+            if code != 0 and TORCH_ABORTED in run.err and number + 1 < TRIES:
+                continue
+            assert code == 0, run.story()
+            took = json.loads(run.said(r"^\{.*\}$")[0])
+            break
     without = json.loads(alone.stdout)
     later = {name: round(seconds - without[name], 3) for name, seconds in took.items()}
     assert {name: seconds for name, seconds in later.items() if seconds > LATER_S} == {}, (without, took)

@@ -33,6 +33,9 @@ from tests.support.toy import chain
 BOUND_S = 60.0
 """For facts that come within a second on an idle machine; a loaded one with two cores gets the rest."""
 
+TORCH_ABORTED = "terminate called without an active exception"
+"""Now and then torch 2.13 aborts with this while a process ends that has used gloo or a loader."""
+
 LOOK_S = 0.01
 TOY = Path(__file__).resolve().parent / "toy.py"
 SUPERVISE = (sys.executable, "-m", "ckpt_supervisor.cli")
