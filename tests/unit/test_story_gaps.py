@@ -8,6 +8,7 @@ import pytest
 from ckpt_supervisor.view import story, timeline, why
 from ckpt_supervisor.view.facts import Run
 from ckpt_supervisor.view.pieces import milliseconds
+from ckpt_supervisor.view.report import headline
 from ckpt_supervisor.view.totals import gained, totals
 
 from tests.support.journals import Start, preempted
@@ -56,6 +57,19 @@ def test_a_start_without_its_coordinators_journal_did_not_fail_and_lost_nobody_k
     assert "lost: not known" in drawn(run)
     assert totals(run).left_out == 1
     assert "1 start is left out" in drawn(run)
+    assert all(
+        "1 start left out (see the notes)" in card.more for card in headline.cards(run) if card.title in ("Goodput", "Lost")
+    )
+
+
+def test_a_journal_that_was_removed_under_its_run_is_called_incomplete(tmp_path: Path) -> None:
+    """What is left of it begins in the middle; the mark stands where that was."""
+    start = Start(tmp_path, 0, 1)
+    start.say(200, "journal_anew", level="warning", text="the file was removed; what was in it is gone")
+    start.say(210, "signal", signal="SIGTERM", meaning="save and leave").exit(220, 75, "SIGTERM; step 9 is committed")
+    (one,) = told(tmp_path).attempts
+    assert any("was removed while it was written" in note for note in one.notes)
+    assert [mark[-1] for mark in one.marks] == ["the file was removed; what was in it is gone"]
 
 
 def test_a_task_that_had_to_decide_for_itself_tells_the_cause_of_a_start_without_its_coordinators_journal(tmp_path: Path) -> None:

@@ -186,12 +186,16 @@ def _start(files: list[reading.File], counts: reading.Counts, wanted: Wanted) ->
 
 def _tell(telling: Telling, file: reading.File, events: frozenset[str], notes: list[str], counts: reading.Counts) -> None:
     reader = reading.Reader(file.path, events)
+    is_anew = False
     try:
         for line in reader.lines():
+            is_anew |= line.get("event") == "journal_anew"
             telling.take(line)
     except OSError as error:
         notes.append(f"incomplete: {file.path.name} cannot be read: {error.strerror or error}")
     counts.add(reader.counts)
+    if is_anew:
+        notes.append(f"incomplete: {file.path.name} was removed while it was written; what was before is not known")
     if reader.counts.damaged:
         notes.append(f"incomplete: {reader.counts.damaged} damaged line{'s' * (reader.counts.damaged != 1)} in {file.path.name}")
     if reader.counts.torn and telling.attempt.code is None:

@@ -36,6 +36,7 @@ _MARKS = {
     "passed_over": ("warning", "text"),
     "warning": ("warning", "text"),
     "taken_over": ("warning", "text"),
+    "journal_anew": ("warning", "text"),
     "asked": ("asked", "what"),
 }
 EVENTS = frozenset(

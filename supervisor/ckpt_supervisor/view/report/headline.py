@@ -55,14 +55,15 @@ def cards(run: Run) -> tuple[Card, ...]:
         f"median; {span(sums.out_ms_most)} at most" if sums.out_ms_most is not None else "no notice was followed by an exit"
     )
     lost_ms = f"{span(sums.lost_ms)} of training that no checkpoint holds" if sums.lost_ms else "no training is known to be lost"
+    left_out = f"; {counted(sums.left_out, 'start')} left out (see the notes)" if sums.left_out else ""
     return (
-        Card("Goodput", share, f"of {span(sums.allocated_ms)} with nodes became committed progress"),
+        Card("Goodput", share, f"of {span(sums.allocated_ms)} with nodes became committed progress{left_out}"),
         Card(
             "Committed progress",
             UNKNOWN if sums.steps is None else counted(sums.steps, "step"),
             f"newest checkpoint: {_newest(newest)}",
         ),
-        Card("Lost", UNKNOWN if sums.lost_steps is None else counted(sums.lost_steps, "step") + least, lost_ms),
+        Card("Lost", UNKNOWN if sums.lost_steps is None else counted(sums.lost_steps, "step") + least, lost_ms + left_out),
         Card("Between interruptions", span(sums.mtbi_ms), f"mean time; {counted(sums.interruptions, 'interruption')}"),
         Card("Attempts", count(sums.attempts), ended or "none has ended"),
         Card("Saves", count(sums.saves), saves),
