@@ -30,7 +30,7 @@ demo: setup  ## a real training run, preempted twice and resumed, with the log a
 test: setup  ## all tests, real Slurm included (installs Slurm where it runs as root with apt)
 	@$(BIN)/python deploy/lab/lab.py install || test -z "$$CI"
 	$(MAKE) --no-print-directory lint type arch
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(PYTEST_ARGS)
 
 lint: setup  ## ruff
 	$(BIN)/ruff check .
