@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,7 +25,7 @@ CALL_S = 90
 def ctl(run: Run, command: str, *words: str, code: int | None = 0) -> tuple[dict[str, Any], str]:
     """One call of ckptctl for this job by its number, from elsewhere: its JSON, and what it has on stderr."""
     env = run.lab.env(CKPT_SUPERVISE_STATE=str(run.lab.root / "states"))
-    argv = [CTL, command, str(run.jobid), "--json", *words]
+    argv = run.lab.argv(CTL, command, str(run.jobid), "--json", *words, cwd=Path("/"))
     done = subprocess.run(argv, env=env, cwd="/", capture_output=True, text=True, timeout=CALL_S, check=False)
     assert code in (None, done.returncode), f"{done.stdout}{done.stderr}"
     return json.loads(done.stdout.splitlines()[-1]) if done.stdout else {}, done.stderr

@@ -161,17 +161,18 @@ def test_places_that_lose_work_are_found(new_stage: Callable[..., Stage], tmp_pa
     small.mkdir()
     (lab.root / "link").symlink_to(small)
     script = script_of(lab, f"{GOOD}{RUN}\n")
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=20", "tmpfs", str(small)], check=True)
+    mount = lab.argv("mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=20", "tmpfs", str(small))
+    subprocess.run(mount, check=True)
     try:
         _, found = doctor(lab, "--dir", str(lab.root / "link"), "--script", str(script))
         assert "memory" in found["dir-not-shared"]["text"]
         assert "inodes" in found["dir-no-files"]["text"]
         assert "is full" in found["dir-full"]["text"]
-        subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
+        subprocess.run(lab.argv("mount", "-o", "remount,ro", str(small)), check=True)
         _, found = doctor(lab, "--dir", str(small / "below" / "it"), "--script", str(script))
         assert "read-only" in found["dir-not-writable"]["advice"]
     finally:
-        subprocess.run(["umount", str(small)], check=True)
+        subprocess.run(lab.argv("umount", str(small)), check=True)
     deep, wide = lab.root / ("x" * 100), lab.root / "wide"
     deep.mkdir()
     wide.mkdir()

@@ -102,7 +102,7 @@ LOSSLESS = {"ahead of its limit", "at its limit", "preempted", "requeued by hand
 def ctl(run: Run, command: str, *words: str) -> str:
     """What one call of ckptctl prints of this job's directory."""
     env = run.lab.env(CKPT_SUPERVISE_STATE=str(run.lab.root / "states"))
-    argv = [CTL, command, *words, "--dir", str(run.dir)]
+    argv = run.lab.argv(CTL, command, *words, "--dir", str(run.dir), cwd=Path("/"))
     done = subprocess.run(argv, env=env, cwd="/", capture_output=True, text=True, timeout=CALL_S, check=False)
     assert done.returncode == 0, f"{shlex.join(argv)}: {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout

@@ -6,10 +6,12 @@ Must not: repeat what a step of one task shows already (test_faults.py).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from tests.support.slurm_checks import (
@@ -135,6 +137,7 @@ def test_an_older_attempt_that_lives_on_where_slurm_has_lost_it_commits_nothing_
     if stopped:
         run.wait_event("rank_saving", 3, rank=1, task=0)
     stage.lab.node_cut(nodes)
+    end_sruns(run)
     if stopped:
         os.kill(old, signal.SIGSTOP)  # Not before: a stopped process whose slurmstepd dies gets SIGHUP and SIGCONT.
     resumed = run.wait_event("command_started", attempt=1, task=0, timeout=90)
@@ -155,6 +158,17 @@ def test_an_older_attempt_that_lives_on_where_slurm_has_lost_it_commits_nothing_
     newest = int((run.dir / "latest").readlink().name.removeprefix("step-"))
     wait_for(lambda: newest in run.committed(attempt=1), f"the word on step {newest} of the new attempt")
     run.verify()
+
+
+def end_sruns(run: Run) -> None:
+    """A node that is lost takes srun along.
+
+    One that lives on gives its step up 8 s later and has Slurm end the step of that number, by then perhaps the next attempt's.
+    """
+    for process in psutil.process_iter(["name", "cmdline"]):
+        if process.info["name"] == "srun" and str(run.dir) in (process.info["cmdline"] or ()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 def last(run: Run, name: str, attempt: int) -> str:
