@@ -54,7 +54,8 @@ def test_a_job_is_saved_by_its_number_and_shows_both_attempts_when_it_is_done(ne
     run.wait_requeued()
     assert run.wait_event("exit", timeout=180, attempt=1, task=0)["code"] == 0
     record = run.wait_state("COMPLETED")
-    assert record["Restarts"] == "1"
+    assert int(record["Restarts"]) == 1 + len(run.requeued_at_its_end())
+    assert run.events("command_started", attempt=2) == [], "what is done is not trained again"
     status, _ = ctl(run, "status")
     assert (status["state"], status["slurm_state"]) == ("finished", "COMPLETED")
     first, last = status["attempts"]

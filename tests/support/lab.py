@@ -98,8 +98,8 @@ class Lab:
         """The command line that runs `argv` where the lab's own clients are: through chroot if it has one."""
         if self.chroot is None:
             return list(argv)
-        # chroot(1) changes to /; env -C goes to where the caller meant to be.
-        return ["chroot", self.chroot, "env", "-C", str(cwd or self.root), *argv]
+        # chroot(1) changes to /; env -C goes to where the caller meant to be. Whole paths: the caller's PATH may hold nothing.
+        return ["/usr/sbin/chroot", self.chroot, "/usr/bin/env", "-C", str(cwd or self.root), *argv]
 
     def run(
         self,

@@ -260,6 +260,10 @@ class Run:
         """When Slurm itself has requeued the job for a preemption: at once, or at some time after the end of its grace."""
         return self._logged(rf"preempted JobId={re.escape(str(self.jobid))} has been requeued\b")
 
+    def requeued_at_its_end(self) -> list[float]:
+        """When Slurm 24.11 has requeued the job since it ended, by itself, in a start after a preemption (docs/slurm.md)."""
+        return self._logged(rf"_job_complete: requeue JobId={re.escape(str(self.jobid))} per user/system request")
+
     def _logged(self, what: str) -> list[float]:
         pattern = re.compile(rf"^\[([^\]]*)\] {what}")
         found = (pattern.match(line) for line in self.lab.log.read_text(errors="replace").splitlines())
