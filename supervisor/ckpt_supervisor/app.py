@@ -440,7 +440,9 @@ class Supervisor:
         self.lines.write()
         self._wait_for("meeting", "journal")
         if late := self.watching.lanes_at_end:  # Their last work, and what came of it.
-            self._wait_for(*late, within_ms=max(late.values()))
+            out_by_ms = None if self.state.notice is None else self.state.notice.budget.out_by_ms
+            most_ms = max(late.values())
+            self._wait_for(*late, within_ms=most_ms if out_by_ms is None else max(0, min(most_ms, out_by_ms - now_ms())))
             self.lines.write()
             self._wait_for("journal")
 

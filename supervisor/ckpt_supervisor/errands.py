@@ -270,7 +270,7 @@ class Errands:
         created = datetime.now(timezone.utc).isoformat(timespec="microseconds")
 
         def commit() -> tuple[ev.CommitResult, str]:
-            return disk.commit(launch.options.dir, launch.job, launch.epoch, command, entries, created, launch.device)
+            return disk.commit(launch.options.dir, launch.job, launch.epoch, command, entries, created, launch.place)
 
         def committed(result: Any) -> None:
             if isinstance(result, Broken):

@@ -32,6 +32,7 @@ from ckpt_supervisor.start.startup import Job
 if TYPE_CHECKING:  # What only a step of several tasks needs is imported there: it takes time before the command's start.
     from ckpt_supervisor.adapters.links import Hub
     from ckpt_supervisor.start.leftovers import Ended
+    from ckpt_supervisor.store import Place
     from ckpt_supervisor.tasks.joining import Joined
 
 EXIT_USAGE = 2
@@ -65,8 +66,8 @@ class Launch:
     """RLIMIT_NOFILE for the command, if it was raised for this process."""
     score: str = ""
     """The command's oom_score_adj."""
-    device: int = 0
-    """The file system that the checkpoint directory was on when it was taken (st_dev); 0 if that is not known."""
+    place: Place | None = None
+    """The checkpoint directory as it was when this supervisor took it; None where another one has."""
     taken_over: tuple[str, ...] = ()
     """What is to be told of another job that held the directory."""
     leftovers: Ended | None = None
@@ -208,14 +209,13 @@ def _prepared(
             raise _Unfit(word, EXIT_DONE)
     # The other tasks need nothing of it before their command runs.
     from ckpt_supervisor.start.holding import Asking
-    from ckpt_supervisor.store import HeldByOther, take_epoch
+    from ckpt_supervisor.store import HeldByOther, Place, take_epoch
     from ckpt_supervisor.store.look import Patience
 
     asking = Asking(env, claims, job.name, options.dir)
     try:
         Patience().look(lambda: options.dir.mkdir(parents=True, exist_ok=True))
         epoch = take_epoch(options.dir, job.name, job.attempt, job.step_id, asking, options.continues).epoch
-        device = options.dir.stat().st_dev
     except HeldByOther as error:
         raise _Unfit(
             f"--dir {options.dir}: {error}; give each run a directory of its own, or say --continues {error.holder.job} if "
@@ -225,7 +225,11 @@ def _prepared(
         raise _Unfit(f"--dir {options.dir}: {error}") from error
     hub = _hub(stack, options, job, epoch)
     taken_over = tuple(asking.lines)
-    taken = Launch(options, env, job, epoch, inbox, transport, claims, early, hub, device=device, taken_over=taken_over)
+    place = None
+    with contextlib.suppress(OSError):  # What it is for may never come: no start fails for it.
+        place = Place(options.dir)
+        stack.callback(place.close)
+    taken = Launch(options, env, job, epoch, inbox, transport, claims, early, hub, place=place, taken_over=taken_over)
     return dataclasses.replace(taken, files_max=files_max)
 
 

@@ -13,7 +13,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from ckpt_supervisor.store import HeldByOther, Holder, check_epoch, is_alive, partial_name, read_holder, retake_epoch, take_epoch
+from ckpt_supervisor.store import (
+    HeldByOther,
+    Holder,
+    Place,
+    check_epoch,
+    is_alive,
+    partial_name,
+    read_holder,
+    retake_epoch,
+    take_epoch,
+)
 from ckpt_supervisor.store.fence import pid_namespace, started_at
 
 CHILD = (
@@ -289,9 +299,14 @@ def test_the_holder_is_plain_data() -> None:
     assert Holder(*fields) == Holder(*fields)
 
 
-def device_of(directory: Path) -> int:
-    """The file system that it is on."""
-    return directory.stat().st_dev
+@contextmanager
+def placed(directory: Path) -> Iterator[Place]:
+    """The directory as a run has taken it."""
+    place = Place(directory)
+    try:
+        yield place
+    finally:
+        place.close()
 
 
 def test_a_directory_that_was_removed_under_its_holder_is_its_own_again(tmp_path: Path) -> None:
@@ -300,10 +315,11 @@ def test_a_directory_that_was_removed_under_its_holder_is_its_own_again(tmp_path
     place.mkdir()
     take_epoch(place, "77", 0, "0")
     held = take_epoch(place, "77", 1, "0")
-    shutil.rmtree(place)
-    place.mkdir()
-    assert not check_epoch(place, held.epoch)
-    assert retake_epoch(place, held.epoch, "77", 1, "0", device_of(place))
+    with placed(place) as taken:
+        shutil.rmtree(place)
+        place.mkdir()
+        assert not check_epoch(place, held.epoch)
+        assert retake_epoch(place, held.epoch, "77", 1, "0", taken)
     assert read_holder(place) == held
     assert check_epoch(place, held.epoch)
     assert take_epoch(place, "77", 2, "0").epoch == held.epoch + 1
@@ -320,16 +336,47 @@ def test_a_directory_that_somebody_else_has_begun_in_meanwhile_is_theirs(tmp_pat
     if by == "unreadable":
         (tmp_path / "attempt").write_bytes(b"")
     before = sorted(tmp_path.iterdir())
-    assert not retake_epoch(tmp_path, 7, "77", 0, "0", device_of(tmp_path))
+    with placed(tmp_path) as taken:
+        assert not retake_epoch(tmp_path, 7, "77", 0, "0", taken)
     assert sorted(tmp_path.iterdir()) == before
     assert check_epoch(tmp_path, theirs.epoch) == (by != "unreadable")
 
 
-def test_a_directory_on_another_file_system_is_not_taken_anew(tmp_path: Path) -> None:
-    """The mount is gone, and what is below it is not the place of this run's checkpoints."""
-    assert not retake_epoch(tmp_path, 7, "77", 0, "0", device_of(tmp_path) + 1)
-    assert not retake_epoch(tmp_path, 7, "77", 0, "0", 0)
-    assert not [*tmp_path.iterdir()]
+@pytest.mark.parametrize("way", ["moved", "pointed elsewhere", "lost to others", "emptied"])
+def test_only_the_directory_itself_or_one_in_its_stead_is_taken_anew(tmp_path: Path, way: str) -> None:
+    """Not where it was moved away, a link leads elsewhere, or others were found to hold it. Emptied, it is the same one."""
+    real, path = tmp_path / "run1", tmp_path / "current"
+    real.mkdir()
+    path.symlink_to(real)
+    with placed(path) as taken:
+        if way == "moved":
+            real.rename(tmp_path / "old")
+            real.mkdir()
+        elif way == "pointed elsewhere":
+            (tmp_path / "run2").mkdir()
+            shutil.rmtree(real)
+            path.unlink()
+            path.symlink_to(tmp_path / "run2")
+        taken.is_lost = way == "lost to others"
+        assert retake_epoch(path, 7, "77", 0, "0", taken) == (way == "emptied")
+    assert bool([*path.iterdir()]) == (way == "emptied")
+
+
+def test_a_mount_that_is_gone_or_on_top_is_not_the_directory(tmp_path: Path) -> None:
+    """Bind mounts of one file system have one device number."""
+    if os.geteuid() != 0:
+        return  # Who may not mount has no such mount to lose.
+    path, other_place = tmp_path / "ckpt", tmp_path / "other"
+    path.mkdir()
+    other_place.mkdir()
+    with placed(path) as taken:
+        if subprocess.run(["mount", "--bind", str(other_place), str(path)], check=False).returncode != 0:
+            return  # A container without that right.
+        try:
+            assert not retake_epoch(path, 7, "77", 0, "0", taken)
+        finally:
+            subprocess.run(["umount", str(path)], check=True)
+    assert not [*other_place.iterdir()]
 
 
 def test_of_two_that_take_a_removed_directory_at_once_one_holds_it(tmp_path: Path) -> None:
@@ -344,7 +391,7 @@ def test_of_two_that_take_a_removed_directory_at_once_one_holds_it(tmp_path: Pat
                 assert process.stdin is not None
                 process.stdin.write("\n")
                 process.stdin.flush()
-            is_ours = retake_epoch(place, 7, "77", 0, "0", device_of(place))
+            is_ours = retake_epoch(place, 7, "77", 0, "0", stack.enter_context(placed(place)))
             said = [line_of(process) for process in others]
             holds = [int(line) for line in said if line.isdigit()]
             assert [check_epoch(place, epoch) for epoch in ([7] if is_ours else []) + holds].count(True) == 1, said

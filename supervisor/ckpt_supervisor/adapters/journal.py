@@ -165,7 +165,7 @@ class Journal:
             self._fd = None
 
     def _is_removed(self) -> bool:
-        """Whether somebody has removed the file; it is closed then, and the next line makes it anew."""
+        """Whether somebody has removed the file; it is made anew then. (NFS hides a removal by this node until it is closed.)"""
         now_ms = time.monotonic_ns() // 1_000_000
         if self._fd is None or now_ms < self._looked_ms + LOOK_EVERY_MS:
             return False
@@ -178,7 +178,8 @@ class Journal:
                 return False
         self.close()
         self._is_full = False
-        return True
+        # Not empty, it is the same one: what NFS has said was passing.
+        return self._make_file() is None and self._size == 0
 
     def _make_file(self) -> str | None:
         try:

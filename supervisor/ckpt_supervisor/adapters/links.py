@@ -75,6 +75,7 @@ class Hub:
         self._names: dict[int, bytes] = {}
         """Routing id of each task's supervisor, with a part of its own: a second one cannot take the way of the first."""
         self._tasks: dict[int, int] = {}
+        self._descriptors: dict[int, int] = {}
         """Task of each connection, by the descriptor that libzmq tells with a frame (ZMQ_SRCFD) and with the end of it."""
 
     def __enter__(self) -> Hub:
@@ -191,8 +192,16 @@ class Hub:
                 yield self._complaints.about(readable(name), str(error))
                 continue
             if isinstance(word, between.Report):
-                self._tasks[int(frames[1].get(zmq.SRCFD))] = word.task
+                self._connected(word.task, int(frames[1].get(zmq.SRCFD)))
             yield word
+
+    def _connected(self, task: int, descriptor: int) -> None:
+        """By its newest connection alone: the end of one before that, which was read late, is not the task's."""
+        before = self._descriptors.get(task, descriptor)
+        if before != descriptor and self._tasks.get(before) == task:
+            del self._tasks[before]
+        self._descriptors[task] = descriptor
+        self._tasks[descriptor] = task
 
     def _turn_away(self, name: bytes, task: int) -> None:
         """Only this process is told: the task's own supervisor, which has another name, goes on."""

@@ -313,7 +313,7 @@ def deliver_term(pids: Iterable[int], bound_ms: int, tracer: Tracer) -> None:
     while tracer.is_busy and time.monotonic() < give_up:
         select.select((), (), (), ASK_PAUSE_S)
         # Let go now they would have their SIGTERM pending as before, and be killed for not heeding it.
-        late = [pid for pid in late if tracer.settle(pid, _to_deliver) == "not now"]
+        late = [pid for pid in late if time.monotonic() >= give_up or tracer.settle(pid, _to_deliver) == "not now"]
         tracer.finish(late)
 
 

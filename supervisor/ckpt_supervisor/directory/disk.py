@@ -18,6 +18,7 @@ from ckpt_supervisor import store
 from ckpt_supervisor.adapters.stderr import say
 from ckpt_supervisor.core.commands import Commit, Verify
 from ckpt_supervisor.core.events import CommitResult
+from ckpt_supervisor.core.policy import Cause
 from ckpt_supervisor.linux import procfs
 
 if TYPE_CHECKING:
@@ -117,12 +118,12 @@ def _problem(report: store.Report) -> str:
 
 
 def commit(
-    directory: Path, job: Job, epoch: int, command: Commit, entries: Entries, created_at: str, device: int = 0
+    directory: Path, job: Job, epoch: int, command: Commit, entries: Entries, created_at: str, place: store.Place | None = None
 ) -> tuple[CommitResult, str]:
     """Commit a verified round; the result and, where there is something to say, why.
 
-    `device`: the file system that the directory was on at the start. Removed under the run it is taken anew there: a run that
-    trains on for days without a save loses more than whoever removed it can have wanted.
+    `place`: the directory as it was at the start. Removed under the run it is taken anew: a run that trains on for days without
+    a save loses more than whoever removed it can have wanted. Not by a cancelled one, which makes room for the next.
     """
     manifest = store.Manifest(
         step=command.step,
@@ -139,7 +140,10 @@ def commit(
     )
     outcome = store.commit(directory, command.partial, manifest)
     said: list[str] = []
-    if isinstance(outcome, store.Unheld) and _retaken(directory, job, epoch, device):
+    if place is not None and isinstance(outcome, store.Fenced):
+        place.is_lost = True
+    is_over = place is None or command.cause == Cause.CANCELLED.value
+    if isinstance(outcome, store.Unheld) and not is_over and _retaken(directory, job, epoch, place):
         said = [f"{outcome.reason}: this run has taken it anew, and what was in it is gone"]
         outcome = store.commit(directory, command.partial, manifest)
         say(said[0])
@@ -149,16 +153,16 @@ def commit(
             said += [f"latest could not be replaced: {problem}"] if problem else []
             return CommitResult.COMMITTED, "; ".join(said)
         case store.AlreadyThere():
-            return CommitResult.ALREADY_THERE, "an intact checkpoint of this step was there and stays"
+            return CommitResult.ALREADY_THERE, "; ".join([*said, "an intact checkpoint of this step was there and stays"])
         case store.Fenced(holder=holder):
             return CommitResult.FENCED, f"held by {store.describe_holder(holder)}" if holder is not None else ""
         case store.CommitFailed(errno_name=name, reason=reason):
-            return CommitResult.FAILED, f"{name}: {reason}"
+            return CommitResult.FAILED, "; ".join([*said, f"{name}: {reason}"])
 
 
-def _retaken(directory: Path, job: Job, epoch: int, device: int) -> bool:
+def _retaken(directory: Path, job: Job, epoch: int, place: store.Place | None) -> bool:
     try:
-        return store.retake_epoch(directory, epoch, job.name, job.attempt, job.step_id, device)
+        return place is not None and store.retake_epoch(directory, epoch, job.name, job.attempt, job.step_id, place)
     except OSError:
         return False
 

@@ -114,6 +114,7 @@ from ckpt_supervisor.store.manifest import (
     read_manifest,
 )
 from ckpt_supervisor.store.marks import kept_steps, set_kept
+from ckpt_supervisor.store.place import Place
 from ckpt_supervisor.store.repair import (
     Done,
     Examined,
@@ -169,6 +170,7 @@ __all__ = [
     "ManifestError",
     "Mode",
     "Outcome",
+    "Place",
     "Progress",
     "Refused",
     "Removed",

@@ -28,6 +28,7 @@ import msgspec
 from ckpt_supervisor.store.durable import sync_directory, write_file
 from ckpt_supervisor.store.layout import ATTEMPT, claim_name, parse_claim, parse_partial
 from ckpt_supervisor.store.look import NOT_THERE, NotRegular, Patience, list_names, open_regular, read_up_to
+from ckpt_supervisor.store.place import Place
 
 HOLDER_BYTES_MAX = 64 * 1024
 CLAIM_TRIES_MAX = 1_000
@@ -103,29 +104,32 @@ def take_epoch(
     return mine
 
 
-def retake_epoch(root: str | os.PathLike[str], epoch: int, job: str, attempt: int, step_id: str, device: int) -> bool:
+def retake_epoch(root: str | os.PathLike[str], epoch: int, job: str, attempt: int, step_id: str, place: Place) -> bool:
     """Hold a directory again that was removed, or emptied, under its holder; whether this run holds it now. Raises OSError.
 
-    Only where nobody else is, and on the file system that it was on (`device`: st_dev, 0 if not known): below a mount point
-    that has lost its mount a commit would be taken for safe, and never be found again. Whoever starts at the same moment finds
-    this mark or DIR/attempt, or its own mark is removed, as by any later start.
+    Only where nobody else is, and only the one that was taken, or one in its stead. Whoever starts at the same moment finds this
+    mark or DIR/attempt, or its own mark is removed, as by any later start.
     """
     directory = Path(root)
-    if device == 0 or Patience().look(directory.stat).st_dev != device or os.path.lexists(directory / ATTEMPT):
-        return False
     mine = msgspec.structs.replace(_myself(job, attempt, step_id), epoch=epoch)
-    if _claims(directory):
+    if not place.may_be_taken_anew(directory) or ATTEMPT in _names(directory) or _claims(directory):
         return False
     try:
         _make_mark(directory / claim_name(epoch), mine)
     except FileExistsError:
         return False
-    if _claims(directory) != [epoch]:
-        _remove_claim(directory, epoch)
-        return False
-    if _write_holder(directory, mine):
-        _tidy(directory, epoch)
-    sync_directory(directory)
+    try:
+        if _claims(directory) != [epoch] or ATTEMPT in _names(directory):
+            _remove_claim(directory, epoch)
+            return False
+        if _write_holder(directory, mine):
+            _tidy(directory, epoch)
+    except OSError:
+        with contextlib.suppress(OSError):  # As at a start: what has failed holds nothing.
+            _remove_claim(directory, epoch)
+        raise
+    with contextlib.suppress(OSError):
+        sync_directory(directory)
     return check_epoch(directory, epoch)
 
 

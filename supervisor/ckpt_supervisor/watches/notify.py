@@ -146,7 +146,7 @@ class Notify:
         """The end is decided: from here on there is little time."""
         now_ms = time.monotonic_ns() // 1_000_000
         notice = self._view().notice
-        left_ms = END_MS if notice is None else max(0, min(END_MS, notice.budget.out_by_ms - now_ms))
+        left_ms = END_MS if notice is None else max(0, min(END_MS, notice.budget.out_by_ms - KILL_MS - now_ms))
         self._other_end_s = (now_ms + left_ms - min(OWN_MS, left_ms // 2)) / 1_000
         self._end_s = (now_ms + left_ms) / 1_000
 
