@@ -97,8 +97,8 @@ def test_a_job_that_is_held_since_its_launch_failed_goes_on_when_somebody_releas
     assert run.wait_exit() == 75
     step = check_saved_once(run)
 
-    record = lab.wait_job(run.jobid, lambda job: "held" in job["Reason"].lower(), 90, "hold")
-    assert record["JobState"] in ("PENDING", "REQUEUE_HOLD")
+    is_held = lambda job: "held" in job["Reason"].lower() and job["JobState"] in ("PENDING", "REQUEUE_HOLD")  # noqa: E731
+    record = lab.wait_job(run.jobid, is_held, 90, "hold, and its first run is over")
     assert record["Priority"] == "0"
     assert len(run.events("command_started")) == 1
 
