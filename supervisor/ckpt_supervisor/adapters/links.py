@@ -75,8 +75,9 @@ class Hub:
         self._names: dict[int, bytes] = {}
         """Routing id of each task's supervisor, with a part of its own: a second one cannot take the way of the first."""
         self._tasks: dict[int, int] = {}
-        self._descriptors: dict[int, int] = {}
         """Task of each connection, by the descriptor that libzmq tells with a frame (ZMQ_SRCFD) and with the end of it."""
+        self._descriptors: dict[int, int] = {}
+        """The other way round: each task's newest one."""
 
     def __enter__(self) -> Hub:
         """Raises NoLink, or ValueError for an interface that is not here."""
