@@ -13,12 +13,19 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from ckpt_supervisor.core.commands import Commit
+from ckpt_supervisor.core.events import CommitResult
+from ckpt_supervisor.directory import disk
+from ckpt_supervisor.start.startup import Job
 from ckpt_supervisor.store import (
+    Expected,
     HeldByOther,
     Holder,
     Place,
     check_epoch,
+    check_files,
     is_alive,
+    make_partial,
     partial_name,
     read_holder,
     retake_epoch,
@@ -395,3 +402,22 @@ def test_of_two_that_take_a_removed_directory_at_once_one_holds_it(tmp_path: Pat
             said = [line_of(process) for process in others]
             holds = [int(line) for line in said if line.isdigit()]
             assert [check_epoch(place, epoch) for epoch in ([7] if is_ours else []) + holds].count(True) == 1, said
+
+
+@pytest.mark.parametrize(("cause", "is_retaken"), [("preempted", True), ("cancelled", False)])
+def test_a_cancelled_job_takes_no_removed_directory_anew(tmp_path: Path, cause: str, is_retaken: bool) -> None:
+    """Its directory was removed to make room for the next training. Others commit, and the reason says what has happened."""
+    path = tmp_path / "ckpt"
+    path.mkdir()
+    held = take_epoch(path, "77", 0, "0")
+    with placed(path) as taken:
+        shutil.rmtree(path)
+        path.mkdir()
+        partial = make_partial(path, 5, held.epoch, 1)
+        (partial / "state.pt").write_bytes(b"weights")
+        _, entries = check_files(partial, [Expected("state.pt", 7, "", 0)], "full")
+        save = Commit(1, str(partial), 5, 1, (0,), cause, "full")
+        result, reason = disk.commit(path, Job("77", 0, "0", 0, None), held.epoch, save, entries, "", taken)
+    assert (result is CommitResult.COMMITTED) == is_retaken, reason
+    assert "was removed or emptied" in reason
+    assert (path / "step-000000005").exists() == is_retaken
