@@ -74,7 +74,7 @@ def _wrong(wish: Wish) -> list[str]:
 
 
 def _define(wish: Wish, port_base: int) -> Lab:
-    letters = "".join(random.choices(string.ascii_lowercase, k=3))
+    letters = "".join(random.choices(string.ascii_lowercase, k=5))  # Labs whose names collide would end each other's tasks.
     return Lab(
         root=wish.root,
         chroot=wish.chroot,

@@ -59,6 +59,18 @@ def test_within_its_budget_a_crash_is_requeued_and_ends_with_its_own_status() ->
     assert "Slurm has accepted the requeue" in story.exit.line
 
 
+def test_a_look_that_shows_its_own_requeue_changes_neither_status_nor_line() -> None:
+    """Slurm's signal and a look come before the call returns: Restarts has risen by the supervisor's own call."""
+    story = story_of(dataclasses.replace(IN_SLURM, max_crashes=2))
+    crash(story, 3)
+    meet_and_call(story)
+    story.signal()
+    story.look(restarts=1)
+    assert story.notice.cause is Cause.REQUEUED
+    assert story.exit.code == 3
+    assert story.exit.line.startswith("training failed by itself with status 3; there is no checkpoint; Slurm has accepted")
+
+
 def test_a_crash_beyond_its_budget_ends_with_the_trainers_status_and_says_what_was_used() -> None:
     """Row 3: no loop."""
     story = story_of(dataclasses.replace(IN_SLURM, max_crashes=2), History(crashes=2))
@@ -314,6 +326,21 @@ def test_a_hang_that_is_to_be_requeued_ends_training_and_calls_once() -> None:
     story.feed(ev.CommandExited(137))
     assert story.exit.code == 76
     assert "training hung" in story.exit.line
+
+
+def test_a_look_that_shows_its_own_requeue_does_not_make_a_failed_save_of_a_hang() -> None:
+    """No save was tried: the line says that training hung, whatever Slurm says of the job by then."""
+    story = story_of(dataclasses.replace(IN_SLURM, on_hang="requeue"))
+    story.feed(STALLED)
+    meet_and_call(story)
+    story.requeued(RequeueResult.ACCEPTED)
+    story.signal()
+    story.look(restarts=1)
+    story.feed(ev.CommandExited(137))
+    assert story.notice.cause is Cause.REQUEUED
+    assert story.exit.code == 76
+    assert "training hung" in story.exit.line
+    assert "this save did not make it" not in story.exit.line
 
 
 @pytest.mark.parametrize("agreed", [False, True])

@@ -259,7 +259,7 @@ def finish(policy: Policy, state: State, why_not: str) -> tuple[State, Commands]
     """Exit after an interruption: the status of design section 7, and one line with what stands and what happens next."""
     leaving = state.leaving
     assert leaving is not None
-    cause = _cause(state)
+    cause = _first_cause(state)
     saved = _what_stands(policy, state)
     if cause is Cause.CANCELLED:
         return done(state, EXIT_CANCELLED, f"cancelled; {saved}; not requeued, as a person ended this job")
@@ -289,9 +289,8 @@ def before_requeue_line(policy: Policy, state: State) -> str:
 
 def _why(state: State) -> str:
     """The cause for people; where there is none to be known, the signal."""
-    notice, requeue = state.notice, state.requeue
+    notice, cause = state.notice, _first_cause(state)
     assert notice is not None
-    cause = requeue.cause if requeue is not None and requeue.calls and notice.cause is Cause.REQUEUED else notice.cause
     return notice.name if cause in (Cause.LOCAL, Cause.UNKNOWN, Cause.NO_END) else cause.value
 
 
@@ -300,10 +299,10 @@ def _what_stands(policy: Policy, state: State) -> str:
     assert leaving is not None
     if leaving.fresh:
         return f"step {state.committed_step} is committed"
-    if state.notice is not None and state.notice.cause is Cause.CRASHED:
+    if _first_cause(state) is Cause.CRASHED:
         return f"{step_name(state.committed_step)} stands" if state.committed_step >= 0 else "there is no checkpoint"
     failed = f"this save did not make it ({leaving.reason})"
-    if leaving.reason.startswith(forecast.NONE_BEGUN) or _cause(state) is Cause.HUNG:
+    if leaving.reason.startswith(forecast.NONE_BEGUN) or _first_cause(state) is Cause.HUNG:
         failed = leaving.reason
     if state.committed_step >= 0:
         return f"{failed}; {step_name(state.committed_step)} stands"
@@ -362,6 +361,12 @@ def _asks(policy: Policy, state: State) -> bool:
 
 def _cause(state: State) -> Cause:
     return state.notice.cause if state.notice is not None else Cause.UNKNOWN
+
+
+def _first_cause(state: State) -> Cause:
+    """The cause as it was when the requeue was called: that the job is requeued by then is the supervisor's own doing."""
+    cause, requeue = _cause(state), state.requeue
+    return requeue.cause if cause is Cause.REQUEUED and requeue is not None and requeue.calls else cause
 
 
 def _over(policy: Policy, state: State, reason: str, now_ms: int) -> tuple[State, Commands]:
