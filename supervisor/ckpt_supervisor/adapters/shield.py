@@ -134,10 +134,13 @@ class Shield:
         if not self._is_worth_a_look(queued, now_ms):
             return []
         stuck = self._look(now_ms)
+        stuck += self._late(stuck)
         whos = {one.who for one in stuck}
         self._tracer.finish(kept={pid for pid, _ in whos})
+        dropped = self._tracer.dropped()
+        self._keep(who for who in self._outside - whos if who[0] in dropped)
         self._spared &= whos
-        self._outside &= whos
+        self._outside = {who for who in self._outside if who in whos or self._tracer.has(who[0])}
         if not quiet:
             self._outside |= whos - self._spared
         fresh = whos - self._outside - self._spared
@@ -221,6 +224,15 @@ class Shield:
         self._look_by_ms = now_ms + LOOK_MS
         return stuck
 
+    def _late(self, stuck: Sequence[Stuck]) -> list[Stuck]:
+        """Who is to lose a SIGTERM and has not come to it yet. It does not show as stuck: the signal is not blocked meanwhile."""
+        late = self._outside - {one.who for one in stuck}
+        return [Stuck(who, False) for who in late if self._tracer.has(who[0]) and procfs.is_pending(who[0], signal.SIGTERM)]
+
+    def _keep(self, whos: Iterable[Identity]) -> None:
+        """Remember from whom a SIGTERM was kept."""
+        self._absorbed = [*self._absorbed, *whos][-ABSORBED_MAX:]
+
     def _deal(self, stuck: Sequence[Stuck], now_ms: int) -> list[Completed]:
         done = []
         give_up = time.monotonic() + SWEEP_S
@@ -275,7 +287,7 @@ class Shield:
                 return Completed(who[0], "delivered", found)
             case "absorbed":
                 self._outside.discard(who)
-                self._absorbed = [*self._absorbed, who][-ABSORBED_MAX:]
+                self._keep([who])
             case "left" | "refused" if not is_outside and not is_settled:
                 self._strangers.add(who)
             case "refused" if is_outside:

@@ -72,6 +72,7 @@ class Tracer:
         self._libc_ptrace.restype = ctypes.c_long
         self._late: dict[int, int | None] = {}
         """Seized and not let go yet; with the mask that it is to have again, where it has another one."""
+        self._dropped: set[int] = set()
 
     @property
     def is_busy(self) -> bool:
@@ -81,6 +82,11 @@ class Tracer:
     def has(self, pid: int) -> bool:
         """Whether this process is seized, so that it is seen as stopped by a tracer."""
         return pid in self._late
+
+    def dropped(self) -> set[int]:
+        """From whom `finish` has kept a SIGTERM since this was last asked: absorbed, later than `settle` could say so."""
+        dropped, self._dropped = self._dropped, set()
+        return dropped
 
     def has_come(self) -> bool:
         """Whether one of those that did not stand in time does by now, or has died."""
@@ -115,7 +121,9 @@ class Tracer:
             signal_given = _to_inject(stop)
             if mask is not None:
                 self._set_mask(pid, mask)
-                signal_given = 0 if signal_given == signal.SIGTERM else signal_given
+                if signal_given == signal.SIGTERM:
+                    self._dropped.add(pid)
+                    signal_given = 0
             self._let_go(pid, signal_given, "left")
 
     def _seized(self, pid: int, decide: Callable[[Sender | None], Wish]) -> Outcome:
