@@ -80,9 +80,9 @@ def test_the_seed_recipe_with_keep_three_is_kept_as_if_we_had_written_it(tmp_pat
     with program(
         tmp_path, "seed", "--every", 50, "--step-ms", 100, "--steps", 260, options=("--keep", 3), where=tmp_path / "own"
     ) as run:
-        first = run.event("adopted", bound_s=90)["steps"]
+        first = run.event("adopted", bound_s=START_S)["steps"]
         assert first
-        assert run.steps()[-1] == first[-1]
+        assert first[-1] in run.steps(), "and the next one perhaps, by now"
         assert run.code(120) == 0, run.story()
         assert saves(run)[-1] == 250
         assert run.intact()[-1] == 250

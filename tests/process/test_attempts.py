@@ -15,10 +15,9 @@ from ckpt_supervisor.core.history import History
 from ckpt_supervisor.start import history
 
 from tests.support.run import Run, supervised, toy
-from tests.support.tasks_stage import KILL_WAIT, task_env
+from tests.support.tasks_stage import JOB, KILL_WAIT, task_env
 
 FOREVER = ("--steps", 1_000_000, "--step-ms", 20)
-JOB = "77"
 CRASH = """
 import ckpt_client as ckpt, pathlib, time
 def save(directory, step):
@@ -32,7 +31,7 @@ for i in ckpt.steps(20, save=save, load=lambda directory: None):
 
 @contextlib.contextmanager
 def attempt(files: Path, number: int, command: Sequence[str], *options: object, **env: str) -> Iterator[Run]:
-    """One attempt of job 77, without a Slurm to ask."""
+    """One attempt of the job, without a Slurm to ask."""
     told = task_env(0, 1, **{"SLURM_RESTART_COUNT": str(number), "CKPT_SUPERVISE_STATE": str(files / "state"), **env})
     with supervised(files, command, *KILL_WAIT, *options, env=told) as run:
         yield run

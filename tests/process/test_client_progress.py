@@ -37,7 +37,8 @@ def has_written(path: Path, count: int) -> bool:
 
 def test_a_rank_says_where_it_is_from_its_attaching_to_the_end_of_its_loop(supervisor: FakeSupervisor) -> None:
     """Starting at once, then training, a phase by its name, parked and saving, and over."""
-    knobs = (*ENDLESS, "--save-ms", "800", "--eval-every", "40", "--eval-ms", "500")
+    # A long save: told to leave in the middle of it, the process is there for long enough to say that it is over.
+    knobs = (*ENDLESS, "--save-ms", "4000", "--eval-every", "40", "--eval-ms", "500")
     child = supervisor.start(*knobs, CKPT_SUPERVISE_PROGRESS="100")
     first = supervisor.expect(wire.Progress, child.pid)
     assert (first.doing, first.entered, first.stood_ms) == ("starting", wire.Position(1, 0), 0)

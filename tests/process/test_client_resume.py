@@ -14,9 +14,9 @@ from ckpt_client import wire
 from tests.support.fake_supervisor import TOY, FakeSupervisor
 from tests.support.run import TORCH_ABORTED
 
-STEPS = 60
+STEPS = 200
 STEP_MS = "100"
-"""All of them take six seconds: an interruption that comes late is not to find the training at its end."""
+"""All of them take twenty seconds: an interruption that comes late is not to find the training at its end."""
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 BOUND_S = 120

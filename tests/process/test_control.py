@@ -8,10 +8,13 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from ckpt_supervisor import store
 from ckpt_supervisor.watches import control_files
 from ckpt_supervisor.watches.control_files import Request
@@ -102,13 +105,20 @@ def test_a_finished_run_is_refused_with_a_clear_word(tmp_path: Path) -> None:
         assert not list((run.dir / "control").glob("*.json"))
 
 
-def test_another_user_is_refused_and_what_he_writes_is_not_obeyed(tmp_path: Path) -> None:
+@pytest.fixture
+def open_place() -> Iterator[Path]:
+    """A directory that every user can reach. Not below tmp_path: each start of pytest, anybody's, closes what is above that."""
+    with tempfile.TemporaryDirectory(prefix="ckpt-control-", ignore_cleanup_errors=True) as made:
+        for place in (Path(made), *Path(made).parents):
+            if place.stat().st_uid == os.geteuid() and place != place.parent:
+                place.chmod(place.stat().st_mode | 0o011)
+        yield Path(made)
+
+
+def test_another_user_is_refused_and_what_he_writes_is_not_obeyed(open_place: Path) -> None:
     """Row 10, both ways: ckptctl tells nobody whose run it is, with and without a way in; and a file of his that got there, in
     the right form for the right start, is named in the journal and removed."""
-    for place in (tmp_path, *tmp_path.parents):
-        if place.stat().st_uid == os.geteuid() and place != place.parent:
-            place.chmod(place.stat().st_mode | 0o011)
-    with trained(tmp_path, *FOREVER) as run:
+    with trained(open_place, *FOREVER) as run:
         run.reached(3)
         eventually((run.dir / "control").exists, "DIR/control")
         nobody = [sys.executable, "-c", f"{EARLY}\n{AS_NOBODY}"]

@@ -16,7 +16,7 @@ from ckpt_supervisor.start import finished
 from ckpt_supervisor.start.startup import Job, job_of
 
 from tests.support.run import Run, supervised, toy
-from tests.support.tasks_stage import KILL_WAIT, task_env
+from tests.support.tasks_stage import JOB, KILL_WAIT, task_env
 
 COMMAND = toy("--steps", 4)
 
@@ -45,7 +45,7 @@ def test_the_record_says_which_training_it_was_and_where_it_ended(tmp_path: Path
     assert path.name == "done.json"
     assert said.pop("ended_at").endswith("Z")
     digest = finished.digest(COMMAND)
-    assert said == {"format": 1, "job": "77", "attempt": 0, "step_id": "0", "epoch": 3, "step": 4, "command": digest}
+    assert said == {"format": 1, "job": JOB, "attempt": 0, "step_id": "0", "epoch": 3, "step": 4, "command": digest}
 
 
 def test_only_the_same_step_of_the_same_job_with_the_same_command_is_not_started(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_record_that_is_a_link_or_no_file_is_not_followed(tmp_path: Path) -> N
 
 @contextlib.contextmanager
 def start(files: Path, attempt: int, *options: str, command: list[str] | None = None, **more: str) -> Iterator[Run]:
-    """A start of job 77's step 0 in this attempt."""
+    """A start of the job's step 0 in this attempt."""
     env = task_env(0, 1, SLURM_RESTART_COUNT=str(attempt), CKPT_SUPERVISE_STATE=str(files / "state"), **more)
     with supervised(files, command or COMMAND, *KILL_WAIT, *options, env=env) as run:
         yield run
@@ -176,7 +176,7 @@ def test_the_record_is_written_only_after_an_end_that_nobody_has_asked_for(tmp_p
         assert run.code() == 0, run.story()
     found = finished.read(tmp_path / "ckpt")
     assert found is not None
-    assert (found.job, found.attempt, found.step_id) == ("77", 3, "0")
+    assert (found.job, found.attempt, found.step_id) == (JOB, 3, "0")
     with start(tmp_path, 4) as run:
         assert run.code() == 0, run.story()
         assert run.events("command_started") == []

@@ -246,15 +246,15 @@ from ckpt_supervisor.linux import procfs
 me = f"{JOB}.0.1.0.{{os.getpid()}}.{{procfs.stat(os.getpid()).started}}"
 mine = subprocess.Popen(["sleep", "600"], env=os.environ | {{"CKPT_SUPERVISE_TAG": me}})
 its = subprocess.Popen(["sleep", "600"], env=os.environ | {{"CKPT_SUPERVISE_TAG": sys.argv[1]}})
-print(mine.pid, its.pid, flush=True)
+print(os.getpid(), mine.pid, its.pid, flush=True)
 mine.wait()
 """
     with left(outer, SLURM, tag(dead)) as line:
-        mine, its = map(int, line.split())
+        outer_pid, mine, its = map(int, line.split())
         assert look(tmp_path)["ended"] == []
         assert is_alive(its)
-        os.kill(mine, signal.SIGKILL)  # The outer one leaves.
-        until(lambda: not is_alive(mine), "it ends")
+        os.kill(mine, signal.SIGKILL)
+        until(lambda: not is_alive(outer_pid), "the outer one leaves")
         assert look(tmp_path)["ended"] == [its]
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.lasting import lasting, let_go
 from tests.support.run import Run, committed, eventually, is_alive, supervised, trained
 
 if TYPE_CHECKING:
@@ -76,8 +77,8 @@ def test_a_save_that_does_not_come_to_its_end_is_named(tmp_path: Path, knob: str
 
 def assert_next_start_is_clean(place: Path, older: int) -> None:
     """The next start resumes from the older one and sweeps what the last one left."""
-    with trained(place, "--steps", older + 40) as run:
-        assert run.code() == 0, run.story()
+    with lasting(place, "--steps", older + 40) as run:
+        assert let_go(run, lambda: not list(run.dir.glob(".partial-*")), "they are swept") == 0, run.story()
         assert run.events("command_started")[-1]["resume_step"] == older
         assert list(run.dir.glob(".partial-*")) == []
 
@@ -177,8 +178,8 @@ def test_a_command_that_never_attaches_is_ended_on_a_notice(tmp_path: Path) -> N
 
 def test_a_periodic_save_that_fails_leaves_training_running(tmp_path: Path) -> None:
     """Every save raises: every step is done, the run ends with 0, each failure is in the journal, no half file stays."""
-    with trained(tmp_path, "--steps", 35, "--fail-save", options=["--every-steps", 10]) as run:
-        assert run.code() == 0, run.story()
+    with lasting(tmp_path, "--steps", 35, "--fail-save", options=["--every-steps", 10]) as run:
+        assert let_go(run, lambda: not list(run.dir.glob(".partial-*")), "the halves are gone") == 0, run.story()
         assert run.toy_steps() == list(range(1, 36))
         assert [event["step"] for event in run.events("round_given_up")] == [10, 20, 30]
         assert all("No space left" in event["reason"] for event in run.events("rank_failed"))

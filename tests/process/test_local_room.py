@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.lasting import lasting, let_go
 from tests.support.run import TOY, Run, eventually, supervised, trained
 
 FOREVER = ("--steps", 1_000_000)
@@ -66,7 +67,12 @@ def assert_full_disk_failed(run: Run, steps: list[int]) -> None:
     assert all(event["in_a_row"] == steps.index(event["step"]) + 1 for event in given_up)
     assert len(given_up) == len(steps) or run.events("journal_lines_lost")
     assert "a save was given up, training goes on: rank 0" in run.err
-    assert list(run.dir.glob(".partial-*")) == list(run.dir.glob(".trash-*")) == []
+    assert is_tidy(run)
+
+
+def is_tidy(run: Run) -> bool:
+    """Nothing half is there, nor on its way out."""
+    return list(run.dir.glob(".partial-*")) == list(run.dir.glob(".trash-*")) == []
 
 
 @room_for("2.5")
@@ -107,9 +113,8 @@ def test_what_was_resumed_from_does_not_go_for_room_and_training_goes_on(small: 
     """The first save fits, no other does: each fails for ENOSPC, its half is removed, both older ones stand (field case 109)."""
     with trained(small, "--steps", 15, *BALLAST, options=["--every-steps", 10]) as run:
         assert run.code() == 0, run.story()
-    words = ("--steps", 65, "--step-ms", 20, *BALLAST, "--eval-every", 62, "--eval-ms", 1_500)  # Time to tidy up in at the end.
-    with trained(small, *words, options=["--every-steps", 10, "--keep", 1]) as run:
-        assert run.code() == 0, run.story()
+    with lasting(small, "--steps", 65, "--step-ms", 20, *BALLAST, options=["--every-steps", 10, "--keep", 1]) as run:
+        assert let_go(run, lambda: is_tidy(run), "the half of the last save is gone") == 0, run.story()
         assert run.intact() == run.steps() == [10, 20]
         assert_full_disk_failed(run, [30, 40, 50, 60])
         (line,) = room_lines(run)
@@ -121,9 +126,8 @@ def test_what_was_resumed_from_does_not_go_for_room_and_training_goes_on(small: 
 @room_for("1.5")
 def test_with_keep_1_the_only_one_survives_any_number_of_failed_saves(small: Path) -> None:
     """Nothing is removed before the next one is committed, and no number of failures changes that (field case 93)."""
-    words = ("--steps", 95, *BALLAST, "--eval-every", 92, "--eval-ms", 1_500)
-    with trained(small, *words, options=["--every-steps", 10, "--keep", 1]) as run:
-        assert run.code() == 0, run.story()
+    with lasting(small, "--steps", 95, *BALLAST, options=["--every-steps", 10, "--keep", 1]) as run:
+        assert let_go(run, lambda: is_tidy(run), "the half of the last save is gone") == 0, run.story()
         assert run.intact() == run.steps() == [10]
         assert_full_disk_failed(run, list(range(20, 100, 10)))
         assert "step-000000010 is the only checkpoint and stays" in run.err

@@ -37,8 +37,9 @@ def test_the_file_and_the_port_show_a_run_from_its_start_to_its_end(tmp_path: Pa
         run.event("commit")
         run.event("memory")
         port = int(url.removeprefix("http://127.0.0.1:").removesuffix("/metrics"))
-        found = values(ask(port, b"GET /metrics HTTP/1.1\r\n\r\n").partition(b"\r\n\r\n")[2].decode())
-        head, _, body = ask(port, f"GET /metrics HTTP/1.1\r\nAccept: {OPENMETRICS}\r\n\r\n".encode()).partition(b"\r\n\r\n")
+        found = values(answered(port, b"GET /metrics HTTP/1.1\r\n\r\n").partition(b"\r\n\r\n")[2].decode())
+        request = f"GET /metrics HTTP/1.1\r\nAccept: {OPENMETRICS}\r\n\r\n".encode()
+        head, _, body = answered(port, request).partition(b"\r\n\r\n")
         assert b"Content-Type: application/openmetrics-text" in head
         assert list(openmetrics(body.decode()))
         assert found["ckpt_supervise_committed_step"] >= 20
@@ -136,6 +137,11 @@ def ask(port: int, request: bytes) -> bytes:
     return b"".join(parts)
 
 
+def answered(port: int, request: bytes) -> bytes:
+    """The answer of another process: one that was held up for half a second between connecting and asking gets none."""
+    return eventually(lambda: ask(port, request), "an answer")
+
+
 @pytest.mark.parametrize(
     ("request_", "begins"),
     [
@@ -191,6 +197,9 @@ def test_a_closed_port_is_free_again() -> None:
     number = listener.getsockname()[1]
     scrape.serve(listener, lambda _: (b"", ""))
     scrape.close(listener)
-    with pytest.raises(OSError, match="refused"):
-        ask(number, b"")
-    scrape.close(scrape.listen(number))
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((scrape.HOST, number))  # Bound and not listened at: nobody else on this host is given it meanwhile.
+        with pytest.raises(OSError, match="refused"):
+            ask(number, b"")
+        scrape.close(scrape.listen(number))

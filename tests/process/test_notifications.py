@@ -12,7 +12,8 @@ from tests.support.run import Run, eventually, is_alive, supervised, toy, traine
 from tests.support.tasks_stage import step_of
 
 ROOT = Path(__file__).resolve().parents[2]
-MARK = f"{sys.executable} {ROOT / 'deploy' / 'notify' / 'mark_preempted.py'}"
+MARK = f"{sys.executable} -I -S {ROOT / 'deploy' / 'notify' / 'mark_preempted.py'}"
+"""The standard library is all that it needs, and the rest of a Python's start costs more on a busy node than the end may have."""
 
 
 def state(run: Run) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -25,6 +26,15 @@ def processes() -> Iterator[Processes]:
 def stuck(watch: Watch) -> list[int]:
     """Pids of those that are."""
     return [one.who[0] for one in watch.look()]
+
+
+def open_on(pid: int) -> list[str]:
+    """The files of that process that this one holds open: other descriptors come and go with other tests."""
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # That of this look.
+            found.append(str(descriptor.readlink()))
+    return sorted(one for one in found if one.startswith(f"/proc/{pid}/"))
 
 
 def test_only_a_pending_and_blocked_sigterm_is_stuck(processes: Processes) -> None:
@@ -94,11 +104,10 @@ def test_only_so_many_files_stay_open(processes: Processes) -> None:
     """Beyond that each look opens them; nobody is overlooked."""
     process = processes.start()
     with Watch(lambda: [process.pid], files_max=0) as watch:
-        before = len(list(Path("/proc/self/fd").iterdir()))
         assert stuck(watch) == []
         process.terminate()
         assert stuck(watch) == [process.pid]
-        assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1
+        assert open_on(process.pid) == []
         process.kill()
         process.wait(BOUND_S)
         until(lambda: stuck(watch) == [] and len(watch) == 0, "it is gone")
@@ -107,9 +116,11 @@ def test_only_so_many_files_stay_open(processes: Processes) -> None:
 def test_all_files_are_closed(processes: Processes) -> None:
     """After the block there are as many as before."""
     process = processes.start()
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_on(os.getpid())
     with Watch(lambda: [process.pid]) as watch:
         watch.queued()
         watch.look()
-        assert len(list(Path("/proc/self/fd").iterdir())) > before + 1
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+        assert open_on(process.pid) == [f"/proc/{process.pid}/status"]
+        assert len(open_on(os.getpid())) == len(before) + 1
+    assert open_on(process.pid) == []
+    assert open_on(os.getpid()) == before

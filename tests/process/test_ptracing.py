@@ -255,7 +255,8 @@ def test_uninterruptible_sleep_holds_nobody_up_and_ends_as_it_would(processes: P
     """
     process = processes.python(script, str(fifo))
     assert process.stdout is not None
-    until(lambda: procfs.state_of(process.pid) == "uninterruptible", "it sleeps")
+    # With its child: it may also wait for a page of a file for a moment.
+    until(lambda: procfs.descendants(process.pid) and procfs.state_of(process.pid) == "uninterruptible", "it sleeps")
     process.terminate()
     tracer = Tracer()
     assert tracer.settle(process.pid, Asked("deliver")) == "not now"

@@ -13,6 +13,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -72,8 +73,7 @@ def find_mine(directory: Path) -> Invitation | NotYet | Refused:
 @contextlib.contextmanager
 def open_directory() -> Iterator[Path]:
     """A checkpoint directory that everybody may enter; pytest's own are closed to others."""
-    place = Path(f"/tmp/r{os.getpid()}")
-    place.mkdir()
+    place = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))
     place.chmod(0o777)
     try:
         yield place
@@ -186,7 +186,9 @@ def test_the_file_is_nobody_elses_at_any_moment(tmp_path: Path) -> None:
     over = threading.Event()
 
     def watch() -> None:
-        while not over.is_set():
+        is_last = False
+        while not is_last:
+            is_last = over.is_set()  # One look at least is after the first publishing, however late this thread begins.
             for name in os.listdir(directory):  # noqa: PTH208 - the quickest there is
                 with contextlib.suppress(FileNotFoundError):
                     modes.add((directory / name).lstat().st_mode & 0o777)

@@ -124,7 +124,8 @@ def mounted(place: Path, options: str) -> Iterator[Path]:
     try:
         yield place
     finally:
-        subprocess.run(["umount", str(place)], check=True)
+        # Lazily: somebody who looks at all processes here may be looking at one of its files just now.
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 def fill(place: Path, left_pages: int) -> Path:
@@ -216,7 +217,8 @@ def test_a_full_disk_costs_the_save_and_not_the_training(tmp_path: Path) -> None
         words = ("--steps", 1_000_000, "--ballast-mb", 3)
         with trained(tmp_path, *words, options=["--every-steps", 20, "--grace", "20s"]) as run:
             run.event("commit", step=20)
-            run.event("round_given_up", step=40)
+            # Not by the journal, which lies on the same disk and loses a line that begins a page.
+            run.warned("a save was given up, training goes on: .*No space left on device")
             run.reached(70)
             run.signal(signal.SIGTERM)
             assert run.code() == 76, run.story()

@@ -14,6 +14,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -249,8 +250,7 @@ def test_a_path_that_is_too_long_for_a_socket_falls_on_to_the_next_place(path_by
 @contextlib.contextmanager
 def short_directory() -> Iterator[Path]:
     """A directory with a short path; pytest's own may be too long for the lengths that matter here."""
-    place = Path(f"/tmp/t{os.getpid()}")
-    place.mkdir(mode=0o700)
+    place = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
     try:
         yield place
     finally:

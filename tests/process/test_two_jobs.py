@@ -17,7 +17,7 @@ from ckpt_supervisor.start.holding import Asking
 from ckpt_supervisor.start.startup import has_checkpoints
 
 from tests.support import syscalls
-from tests.support.run import SUPERVISE, committed, supervised, toy, trained
+from tests.support.run import SUPERVISE, committed, eventually, supervised, toy, trained
 from tests.support.tasks_stage import task_env
 
 TEXTS = Path(__file__).resolve().parents[1] / "support" / "proc_slurm_texts"
@@ -208,6 +208,7 @@ def test_a_directory_that_is_removed_under_a_run_is_taken_anew(tmp_path: Path) -
     with trained(tmp_path, "--steps", 1_000_000, "--step-ms", 10, options=["--grace", "6s"]) as run:
         run.reached(5)
         run.event("rank_hello")
+        eventually((run.dir / "control").is_dir, "the last thing that a start makes there")
         shutil.rmtree(run.dir)
         run.signal(signal.SIGTERM)
         assert run.code() == 75, run.story()

@@ -69,6 +69,8 @@ class Training:
         self.n = rng.choice((0, 0, 5_000))
         self.unseen_ms = 0
         """What is shorter than the time between two words may go unseen, and passes for a part of a step."""
+        self.first_ms = self.slowest_ms = self.timed = 0
+        """How long the first step takes, the slowest one since, and how many have come since."""
         self.report_ms = rng.randrange(5_000, 400_000)
         self.trace = Trace(self.floor_ms, [[] for _ in range(rng.choice((1, 2, 4)))])
         self.hangs_at_ms = rng.randrange(HOUR_MS // 6, HOUR_MS) if rng.random() < 0.5 else None
@@ -78,8 +80,9 @@ class Training:
         rng = self.rng
         self._all("starting")
         self.now += rng.randrange(1_000, 60_000)
-        self._step(rng.randrange(20_000, 120_000), mute=rng.random() < 0.3)
-        first_ms, steps = self.now, 0
+        self.first_ms = rng.randrange(20_000, 120_000)
+        self._step(self.first_ms, mute=rng.random() < 0.3)
+        first_ms = self.now
         while self.now < HOUR_MS:
             if self.hangs_at_ms is not None and self.now >= self.hangs_at_ms:
                 self._hang()
@@ -87,10 +90,11 @@ class Training:
             took = self._took()
             self._step(took)
             self.trace.slow_ms = max(self.trace.slow_ms, took + self.unseen_ms)
-            steps += 1
+            self.slowest_ms = max(self.slowest_ms, took)
+            self.timed += 1
             self._between()
         # Until some steps are timed the first one stands for them; a step beside a nap is seen with up to a word's time of it.
-        few_ms = first_ms if steps <= hangs.TIMED_MIN + 1 else 0
+        few_ms = first_ms if self.timed <= hangs.TIMED_MIN + 1 else 0
         self.trace.slow_ms = max(self.trace.slow_ms, few_ms, wire.PROGRESS_MS_MAX if self.trace.naps else 0)
         return self.trace
 
@@ -100,9 +104,15 @@ class Training:
         chance = self.rng.random()
         if chance < 0.002:
             took *= 3
-        elif chance < 0.002 + self.step_ms / HOUR_MS:  # Once an hour or so: an evaluation that nobody has announced.
+        took = min(took, self._longest_ms())
+        if 0.002 <= chance < 0.002 + self.step_ms / HOUR_MS:  # Once an hour or so: an evaluation that nobody has announced.
             took = max(took, self.rng.randrange(self.floor_ms * 3 // 4))
         return int(took) + 1
+
+    def _longest_ms(self) -> int:
+        """No step is longer: far beyond those before it, by the floor and three of them, it would be told of, and rightly."""
+        slow_ms = self.slowest_ms if self.timed >= hangs.TIMED_MIN else max(self.slowest_ms, self.first_ms)
+        return self.floor_ms // 2 + 2 * slow_ms
 
     def _between(self) -> None:
         """What comes after a step now and then."""

@@ -40,10 +40,12 @@ def state(run: Run) -> str:
 def test_a_job_is_saved_by_its_number_and_shows_both_attempts_when_it_is_done(new_stage: Callable[..., Stage]) -> None:
     """Two tasks save one step together; then a preemption, and the rest of the run: COMPLETING is not the end, COMPLETED is."""
     stage = new_stage(nodes=1, proctrack="cgroup")
-    run = stage.submit("-p", "low", "-n2", srun="srun -n2", toy="--steps 1800")
+    # Without a limit it depends on which of Slurm's schedulers starts the job whether there is an end to be told of.
+    run = stage.submit("-p", "low", "-t", "60", "-n2", srun="srun -n2", toy="--steps 1800")
     stage.started(ranks=2)
     value, _ = ctl(run, "save", "--wait", "--protect")
     assert (value["result"], value["job"], value["dir"]) == ("saved", str(run.jobid), str(run.dir))
+    assert run.wait_event("commit", result="committed")["step"] == value["step"]
     assert run.committed() == [value["step"]]
     assert (run.dir / f".keep-step-{value['step']:09d}").exists()
     status, _ = ctl(run, "status")

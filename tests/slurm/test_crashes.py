@@ -111,7 +111,7 @@ def check_started_again(run: Run, since: float, start: int) -> None:
 @pytest.mark.timeout(240)
 def test_all_ranks_of_a_step_are_started_again_in_place_when_one_of_them_dies(new_stage: Callable[..., Stage]) -> None:
     """Row 5: --restarts 2, 4 ranks on 2 nodes: twice within seconds, from one step; then the status, or the queue."""
-    stage = new_stage(nodes=4, proctrack="cgroup")
+    stage = new_stage(nodes=4, proctrack="cgroup", cred_expire=300)  # It comes back when everything has been looked at.
     how = {"command": lock_step_toy(), "nodes": 2, "script": KEEPS_THE_STATUS}
     ends, comes_back = (
         stage.submit("-n4", "-p", "low", supervise=f"--restarts 2 --every-steps 25 --keep 50 --max-crashes {crashes}", **how)
@@ -133,6 +133,7 @@ def test_all_ranks_of_a_step_are_started_again_in_place_when_one_of_them_dies(ne
         check_ranks(run, RANKS)
     check_failed(ends, KILLED, 0)
     assert "after 2 of 2 starts in place (--restarts)" in ends.event("exit", task=0)["line"]
+    stage.lab.release_requeued(comes_back.jobid)
     comes_back.wait_event("recalled", attempt=1, crashes=1, timeout=60)
     (resumed,) = {comes_back.wait_event("command_started", attempt=1, task=task, timeout=60)["resume_step"] for task in RANKS}
     assert resumed == comes_back.committed(attempt=0)[-1]

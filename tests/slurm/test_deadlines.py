@@ -96,7 +96,7 @@ def test_three_preemptions_within_seconds_of_the_start_use_up_nothing(new_stage:
         run.preempt()
         assert run.wait_exit(number + 1) in (75, 76)  # 75: before its first step there is nothing new to save.
         run.wait_requeued(number + 1)
-    recalled = run.wait_event("recalled", 4, timeout=90)
+    recalled = run.wait_event("recalled", attempt=3, timeout=90)
     told = {name: recalled[name] for name in ("timeouts", "crashes", "stalled", "interruptions")}
     assert told == {"timeouts": 0, "crashes": 0, "stalled": 0, "interruptions": 3}
     run.wait_steps(older + 5)

@@ -102,7 +102,8 @@ def test_the_cause_does_not_depend_on_the_signal_that_the_site_sends(new_stage: 
         check_requeued(run)
         check_saved(run)
         assert run.events("signal")[0]["signal"] == name
-        assert notices(run)[-1]["cause"] == "preempted"
+        # The first look may be too early; one that the requeue's own signal brings about sees the requeue.
+        assert {notice["cause"] for notice in notices(run)} - {"not known", "requeued already"} == {"preempted"}
 
 
 def test_every_kind_of_command_attaches_all_its_ranks_and_saves_them(new_stage: Callable[..., Stage]) -> None:

@@ -132,7 +132,7 @@ def test_a_requeue_whose_answer_is_lost_is_found_out_and_not_repeated(new_stage:
 
 def test_a_scontrol_at_work_survives_the_broadcast_of_the_notice(new_stage: Callable[..., Stage]) -> None:
     """Row 16: on linuxproc scontrol is a process of the step: no call is killed, whatever signals come in the middle of it."""
-    stage = new_stage(proctrack="linuxproc", kill_wait=20)
+    stage = new_stage(proctrack="linuxproc", kill_wait=20, cred_expire=60)  # The second run's calls are not counted.
     calls = stage.lab.root / "calls"
     text = f'echo "begin $*" >>{calls}\n/usr/bin/sleep 0.7\n"$REAL" "$@"\nrc=$?\necho "end $* $rc" >>{calls}\nexit $rc\n'
     path = tools(stage.lab.root, "slow", text)

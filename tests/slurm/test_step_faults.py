@@ -119,6 +119,10 @@ def test_a_save_that_fails_on_one_rank_costs_that_checkpoint_and_nothing_else(ne
         check_resumed_at(run, 30)
 
 
+REFUSED = "refused: a newer attempt owns the directory"
+ENDS_OF_A_SAVE = ("round_given_up", "commit")
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("stopped", [False, True])
 def test_an_older_attempt_that_lives_on_where_slurm_has_lost_it_commits_nothing_more(
@@ -134,10 +138,11 @@ def test_an_older_attempt_that_lives_on_where_slurm_has_lost_it_commits_nothing_
     run.wait_event("commit", 2, result="committed")
     old = run.supervisor(0)
     nodes = stage.lab.nodes_of(run.jobid)
+    sruns = sruns_of(run)
     if stopped:
         run.wait_event("rank_saving", 3, rank=1, task=0)
     stage.lab.node_cut(nodes)
-    end_sruns(run)
+    end(sruns)
     if stopped:
         os.kill(old, signal.SIGSTOP)  # Not before: a stopped process whose slurmstepd dies gets SIGHUP and SIGCONT.
     resumed = run.wait_event("command_started", attempt=1, task=0, timeout=90)
@@ -145,12 +150,14 @@ def test_an_older_attempt_that_lives_on_where_slurm_has_lost_it_commits_nothing_
     if stopped:
         os.kill(old, signal.SIGCONT)
     run.wait_event("commit", 2, attempt=1, result="committed", timeout=90)
-    names = ("round_given_up", "commit") if stopped else ("commit",)
-    wait_for(lambda: any(last(run, name, 0) > began for name in names), "a save of the old attempt")
+    if stopped:
+        wait_for(lambda: any(last(run, name, 0) > began for name in ENDS_OF_A_SAVE), "a save of the old attempt")
+    else:
+        run.wait_event("commit", attempt=0, result=REFUSED)
     commits = run.events("commit", attempt=0)
     assert max(entry["step"] for entry in commits if entry["result"] == "committed") == resumed["resume_step"]
     if not stopped:
-        assert commits[-1]["result"] == "refused: a newer attempt owns the directory"
+        assert commits[-1]["result"] == REFUSED
     steps = run.committed()
     assert steps == sorted(steps)
     run.wait_event("commit", 3, attempt=1, result="committed")
@@ -160,15 +167,20 @@ def test_an_older_attempt_that_lives_on_where_slurm_has_lost_it_commits_nothing_
     run.verify()
 
 
-def end_sruns(run: Run) -> None:
+def sruns_of(run: Run) -> list[psutil.Process]:
+    """The sruns of this job's present attempt: the next one's have the same command line."""
+    seen = psutil.process_iter(["name", "cmdline"])
+    return [one for one in seen if one.info["name"] == "srun" and str(run.dir) in (one.info["cmdline"] or ())]
+
+
+def end(sruns: list[psutil.Process]) -> None:
     """A node that is lost takes srun along.
 
     One that lives on gives its step up 8 s later and has Slurm end the step of that number, by then perhaps the next attempt's.
     """
-    for process in psutil.process_iter(["name", "cmdline"]):
-        if process.info["name"] == "srun" and str(run.dir) in (process.info["cmdline"] or ()):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+    for process in sruns:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def last(run: Run, name: str, attempt: int) -> str:

@@ -7,6 +7,7 @@ Must not: need torch in the training itself; what the scripts have to give it is
 from __future__ import annotations
 
 import os
+import random
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.support.slurm_stage import Stage
+
+BESIDE_LABS = 36
+"""The scripts' port is 20000 + job id % 10000, where labs have their ports, too: of every 40 none has the last seven."""
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "deploy" / "templates"
 FIRST_NODE = 'scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1'
@@ -38,7 +42,8 @@ sys.exit(toy.main())
 @pytest.mark.parametrize("name", ["several-nodes-torchrun", "one-task-per-rank"])
 def test_a_template_for_several_nodes_saves_and_goes_on(new_stage: Callable[..., Stage], name: str) -> None:
     """Two nodes with two ranks each: preempted, one checkpoint of all four ranks, and on from there."""
-    stage = new_stage(nodes=2, proctrack="cgroup", grace=30)
+    first_job_id = 40 * random.randrange(250, 200_000) + BESIDE_LABS
+    stage = new_stage(nodes=2, proctrack="cgroup", grace=30, first_job_id=first_job_id)
     root = stage.lab.root
     log = root / "toy.log"
     (root / "train.py").write_text(TRAIN.format(toy=TOY, ranks=4, log=log))

@@ -48,10 +48,12 @@ def test_a_preempted_job_is_marked_so_and_runs_again(new_stage: Callable[..., St
     check_requeued(run)
     step = check_saved(run)
     check_out_before_the_kill(run)
-    told = (state / "told").read_text().split()
+    told, missed = (state / "told").read_text().split(), untold(run)
     expected = ["command_started", "commit", "leaving", "requeue", "exit"]
-    assert [name for name in told if name != "notice"] == [name for name in expected if name not in untold(run)]
-    assert {"notice", "leaving", "exit"} <= {*told}  # Of notices more than one: the cause is known when Slurm has been asked.
+    # A command that did not end in time may have come as far as its last word.
+    assert [name for name in told if name not in {"notice", *missed}] == [name for name in expected if name not in missed]
+    # Of notices more than one: the cause is known when Slurm has been asked.
+    assert {"notice", "leaving", "exit"} - missed <= {*told}
     assert json.loads((state / "run-state.json").read_text())["state"] == "preempted"
     assert "ckpt_supervise_exit_code" in next(state.glob("*.prom")).read_text()
     stage.lab.release_requeued(run.jobid)

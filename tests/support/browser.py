@@ -29,13 +29,10 @@ class NoBrowser(AssertionError):
 
 def executable() -> str:
     """The browser's path; installed first where there is none. Raises NoBrowser."""
-    found = _found()
-    if found is not None:
-        return found
-    if shutil.which("apt-get") is None or os.geteuid() != 0:
-        raise NoBrowser("no Chromium here; as root: apt-get install --no-install-recommends chromium")
-    with _alone():
+    with _alone():  # What another worker is about to install has its name before it can be run.
         if _found() is None:
+            if shutil.which("apt-get") is None or os.geteuid() != 0:
+                raise NoBrowser("no Chromium here; as root: apt-get install --no-install-recommends chromium")
             _apt_get("update")
             _apt_get("install", "--no-install-recommends", "chromium")
     found = _found()
@@ -50,7 +47,7 @@ def _found() -> str | None:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """pytest runs two workers: apt's own lock would have the second one fail."""
+    """pytest runs several workers: apt's own lock would have the second one fail."""
     place = Path(tempfile.gettempdir()) / f"ckpt-supervise-tests-{os.geteuid()}.apt.lock"
     fd = os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:

@@ -213,8 +213,12 @@ class FakeSupervisor:
 
     def rank_pids(self, _children: object = None) -> list[int]:
         """The ranks that have said Hello and not left, in order of rank."""
-        gone = {w.who.pid for w in self.heard if isinstance(w, wire.Left | wire.Finished)}
-        live = {w.who.rank: w.who.pid for w in self.heard if isinstance(w, wire.Hello) and w.who.pid not in gone}
+        live: dict[int, int] = {}
+        for word in self.heard:  # In order: the system may give the pid of one that has left to a later one.
+            if isinstance(word, wire.Hello):
+                live[word.who.rank] = word.who.pid
+            elif isinstance(word, wire.Left | wire.Finished) and live.get(word.who.rank) == word.who.pid:
+                del live[word.who.rank]
         return [live[rank] for rank in sorted(live)]
 
 

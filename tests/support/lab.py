@@ -151,19 +151,24 @@ class Lab:
 
     def job(self, jobid: JobId) -> Job:
         """The record of exactly this job."""
+        record = self.seen(jobid)
+        if record is None:
+            raise AssertionError(f"slurmctld knows no job {jobid}")
+        return record
+
+    def seen(self, jobid: JobId) -> Job | None:
+        """The same for whoever asks again: None where slurmctld knows no such job, or was too busy to answer."""
         records = self.jobs(jobid)
         own = [record for record in records if record["JobId"] == str(jobid)] or records
-        if not own:
-            raise AssertionError(f"slurmctld knows no job {jobid}")
-        return own[0]
+        return own[0] if own else None
 
     def wait_job(self, jobid: JobId, true: Callable[[Job], bool], timeout: float, what: str) -> Job:
         """Waits until the job's record fulfils a condition."""
         deadline = time.monotonic() + timeout
         pause = threading.Event()
         while True:
-            record = self.job(jobid)
-            if true(record):
+            record = self.seen(jobid)
+            if record is not None and true(record):
                 return record
             if time.monotonic() >= deadline:
                 raise AssertionError(f"job {jobid}: no {what} within {timeout} s, but {record}")

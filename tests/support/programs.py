@@ -5,6 +5,7 @@
 Each does what the real one does at the place that matters: which files it writes in which order, what it does at a signal, and
 how it finds what to resume from. Real torch and real files, a tiny state. Every finished step is a line `step N`, every save
 `saved N`.
+Must not print: a handler that prints while the main thread is in a print raises, as Python's buffers are not reentrant.
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ WIDTH = 64
 _never = threading.Event()
 
 
+def say(line: str) -> None:
+    """One line in one write, also from a handler."""
+    os.write(1, f"{line}\n".encode())
+
+
 class Program:
     """A training loop whose state after n steps is a function of n."""
 
@@ -38,11 +44,13 @@ class Program:
         self.stop = False
 
     def train_one(self) -> None:
-        """One step."""
+        """One step. A handler that saves finds all of it done and said, or nothing: none is run between the last two lines."""
         _never.wait(self.given.step_ms / 1000)
-        self.step += 1
-        self.weights += self.step
-        print(f"step {self.step}", flush=True)
+        step, weights = self.step + 1, self.weights + (self.step + 1)
+        line = f"step {step}\n".encode()
+        write = os.write
+        self.step, self.weights = step, weights
+        write(1, line)
 
     def load(self, path: Path) -> None:
         """Take over what was saved; anything that is not whole ends the program, as it does everywhere."""
@@ -50,7 +58,7 @@ class Program:
         self.step, self.weights = state["step"], state["model_state_dict"]
         if not torch.equal(self.weights, torch.full((WIDTH,), float(sum(range(self.step + 1))))):
             raise SystemExit(f"the weights are not those after step {self.step}")
-        print(f"resumed {self.step} from {path}", flush=True)
+        say(f"resumed {self.step} from {path}")
 
     def state(self) -> dict[str, object]:
         """What is saved."""
@@ -58,7 +66,7 @@ class Program:
 
     def said(self) -> None:
         """A save is over."""
-        print(f"saved {self.step}", flush=True)
+        say(f"saved {self.step}")
 
 
 def seed(given: argparse.Namespace) -> None:
@@ -76,19 +84,19 @@ def seed(given: argparse.Namespace) -> None:
         program.said()
 
     def checkpoint_and_exit(signum: int, _: object) -> None:
-        print(f"Received signal {signum}. Saving checkpoint before exit...", flush=True)
+        say(f"Received signal {signum}. Saving checkpoint before exit...")
         save()
         sys.exit(0)
 
     signal.signal(getattr(signal, f"SIG{given.signal}"), checkpoint_and_exit)
     if given.resume_from:
         program.load(Path(given.resume_from))
-    print(f"ready {os.getpid()}", flush=True)
+    say(f"ready {os.getpid()}")
     while program.step < given.steps:
         program.train_one()
         if program.step % given.every == 0:
             save()
-    print("done", flush=True)
+    say("done")
 
 
 def megatron(given: argparse.Namespace) -> None:
@@ -148,21 +156,21 @@ def trainer(given: argparse.Namespace) -> None:
 
 def _stop_at_signal(program: Program) -> None:
     def note(signum: int, _: object) -> None:
-        print(f"noted {signum}", flush=True)
+        say(f"noted {signum}")
         program.stop = True
 
     signal.signal(getattr(signal, f"SIG{program.given.signal}"), note)
 
 
 def _loop(program: Program, save: Callable[[], None]) -> None:
-    print(f"ready {os.getpid()}", flush=True)
+    say(f"ready {os.getpid()}")
     while program.step < program.given.steps and not program.stop:
         program.train_one()
         if program.step % program.given.every == 0 and not program.stop:
             save()
     if program.stop:
         save()
-    print("done", flush=True)
+    say("done")
 
 
 def main() -> None:

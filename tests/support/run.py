@@ -190,8 +190,8 @@ class Run:
 
     def intact(self) -> list[int]:
         """Steps of those that are whole, every byte read."""
-        whole = [store.verify_checkpoint(candidate.path).verdict is store.Verdict.INTACT for candidate in store.scan(self.dir)]
-        return sorted(candidate.step for candidate, yes in zip(store.scan(self.dir), whole, strict=True) if yes)
+        there = store.scan(self.dir)
+        return sorted(one.step for one in there if store.verify_checkpoint(one.path).verdict is store.Verdict.INTACT)
 
     def toy_pid(self) -> int:
         """The trainer's process, once it has attached."""

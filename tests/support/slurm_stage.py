@@ -143,8 +143,9 @@ class Run:
         return text in self.output()
 
     def words(self) -> list[list[str]]:
-        """The toy's own log: `step 7 rank 0 t 123` as words."""
-        return [line.split() for line in self.log.read_text().splitlines()] if self.log.exists() else []
+        """The toy's own log: `step 7 rank 0 t 123` as words. A line counts once its end can be read too."""
+        text = self.log.read_text() if self.log.exists() else ""
+        return [line.split() for line in text[: text.rfind("\n") + 1].splitlines()]
 
     def steps(self, rank: int = 0) -> list[int]:
         """Every step that this rank has done, in order, of all runs."""
@@ -227,8 +228,9 @@ class Run:
         """Until Slurm's record has one of these states."""
 
         def there() -> Job | None:
-            record = self.job()
-            return record if record["JobState"] in states and restarts in (None, int(record["Restarts"])) else None
+            record = self.lab.seen(self.jobid)
+            is_there = record is not None and record["JobState"] in states and restarts in (None, int(record["Restarts"]))
+            return record if is_there else None
 
         return wait_for(there, lambda: f"{'/'.join(states)} with restarts={restarts}, but {self.job()}", timeout, ASK_S)
 

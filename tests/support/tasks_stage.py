@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,9 @@ from typing import Any
 from ckpt_supervisor.adapters.journal import read_lines
 
 from tests.support.run import BOUND_S, Run, eventually, supervised, toy
+
+JOB = str(6_000_000 + os.getpid())
+"""A worker's own: a start ends what an earlier attempt of the same job has left on the node, a neighbour's too."""
 
 KILL_WAIT = ("--kill-wait", "10s", "--requeue", "never")
 
@@ -55,9 +59,9 @@ class Step:
         return last
 
     def words(self, rank: int) -> list[list[str]]:
-        """What the toy of this rank has logged, as words."""
+        """What the toy of this rank has logged, as words. A line that has no end yet is none."""
         path = self.files / f"toy-{rank}.log"
-        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+        return [line.split() for line in path.read_text().rpartition("\n")[0].splitlines()] if path.exists() else []
 
     def steps(self, rank: int) -> list[int]:
         """The steps that this rank has done."""
@@ -91,7 +95,7 @@ class Step:
 def task_env(task: int, tasks: int, **more: str) -> dict[str, str]:
     """What Slurm tells a task of a step, and no Slurm to be found."""
     return {
-        "SLURM_JOB_ID": "77",
+        "SLURM_JOB_ID": JOB,
         "SLURM_STEP_ID": "0",
         "SLURM_PROCID": str(task),
         "SLURM_NTASKS": str(tasks),

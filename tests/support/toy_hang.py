@@ -37,6 +37,7 @@ def lost_in_a_collective(rank: int) -> None:
     import torch
     import torch.distributed as dist
 
+    dist.barrier()  # All come to a stand at the same moment, however far apart a busy machine has brought them.
     if rank == 1:
         _never.wait()
     dist.all_reduce(torch.ones(1))

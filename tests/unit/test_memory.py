@@ -152,8 +152,9 @@ def test_each_minute_it_is_written_down_how_much_is_used() -> None:
             eventually(lambda: lanes.has_results, "the look's result")
             lanes.deliver()
         process.communicate(b"\n")
-    assert [(entry.event, entry.level) for entry in entries] == [("memory", "debug")] * 2
-    fields = entries[0].fields
+    written = [entry for entry in entries if entry.event == "memory"]  # A neighbour below our cgroup may be killed meanwhile.
+    assert [entry.level for entry in written] == ["debug"] * 2
+    fields = written[0].fields
     assert 1 << 20 < fields["tree_bytes"] < 1 << 30
     assert 0 < fields["used_bytes"] < fields["limit_bytes"]
     assert fields["limit_of"]

@@ -24,6 +24,7 @@ from ckpt_supervisor.store import (
     Place,
     check_epoch,
     check_files,
+    fence,
     is_alive,
     make_partial,
     partial_name,
@@ -221,6 +222,24 @@ def test_an_older_holder_that_comes_back_to_the_disk_does_not_hold_it(tmp_path: 
     second = take_epoch(tmp_path, job, 1, "0", continues="77")
     (tmp_path / "attempt").write_bytes(word)
     assert [check_epoch(tmp_path, holder.epoch) for holder in (first, second)] == [False, True]
+
+
+def test_a_start_that_a_later_one_fences_off_before_it_is_through_is_told_who_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The later one removes what lower epochs have left, and so the file that was to become DIR/attempt."""
+    write = fence.write_file
+
+    def slow(path: Path, data: bytes) -> None:
+        write(path, data)
+        if path.name == ".attempt-000000001.new":
+            with other(tmp_path, "1", 1, "0") as process:
+                assert line_of(process) == "2"
+
+    monkeypatch.setattr(fence, "write_file", slow)
+    with pytest.raises(HeldByOther, match=r"in use by job 1 step 0 \(attempt 1\), .*: it has begun after this start"):
+        take_epoch(tmp_path, "1", 0, "0")
+    assert [check_epoch(tmp_path, epoch) for epoch in (1, 2)] == [False, True]
 
 
 def test_a_start_that_is_not_through_yet_takes_nothing_away(tmp_path: Path) -> None:

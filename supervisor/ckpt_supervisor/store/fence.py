@@ -95,7 +95,14 @@ def take_epoch(
         with contextlib.suppress(OSError):  # A start that has failed holds nothing; what went wrong first is what is told.
             _remove_claim(directory, mine.epoch)
         raise
-    if _write_holder(directory, mine):
+    try:
+        is_written = _write_holder(directory, mine)
+    except FileNotFoundError:  # Who has begun since removes what lower epochs have left, once its own word stands.
+        newer = read_holder(directory)
+        if newer is None or newer.epoch <= mine.epoch:
+            raise
+        raise HeldByOther(newer, "it has begun after this start") from None
+    if is_written:
         _tidy(directory, mine.epoch)
     # A failed sync refuses no start: who looks sees the mark, and each commit syncs the directory again before it counts.
     # All that a power cut can take is a start under which nothing was committed, and its epoch may then name another one.
