@@ -57,5 +57,6 @@ if __name__ == "__main__":
     dist.init_process_group("gloo")
     try:
         write(Path(sys.argv[1]), sharded=True)
+        dist.barrier()  # torch may abort a rank at its end, and torchrun then ends those that still write.
     finally:
         dist.destroy_process_group()
