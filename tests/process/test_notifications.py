@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.run import Run, eventually, is_alive, supervised, toy, trained
-from tests.support.tasks_stage import step_of
+from tests.support.tasks_stage import JOB, step_of
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = f"{sys.executable} -I -S {ROOT / 'deploy' / 'notify' / 'mark_preempted.py'}"
@@ -124,6 +124,6 @@ def test_one_task_of_a_step_tells_and_each_has_metrics_of_its_own(tmp_path: Path
     assert {line["task"] for line in told(tmp_path / "told")} == {0}
     assert [line["event"] for line in told(tmp_path / "told")].count("exit") == 1
     files = sorted((tmp_path / "prom").iterdir())
-    assert [file.name for file in files] == ["ckpt_supervise-77-0.prom", "ckpt_supervise-77-1.prom"]
+    assert [file.name for file in files] == [f"ckpt_supervise-{JOB}-{task}.prom" for task in (0, 1)]
     assert ["ckpt_supervise_phase" in file.read_text() for file in files] == [True, False]
     assert all("ckpt_supervise_exit_code" in file.read_text() for file in files)
