@@ -385,7 +385,8 @@ LEAVING = (
         ("parting", "    return min(leaving.end_command_at_ms, max(", "    return max(leaving.end_command_at_ms, 0 * max("),
         mode="swarm",
         story="preempt",
-        faults=frozenset({"ends_early", "then_scancel"}),
+        faults=frozenset({"ends_early", "uneven_end", "then_scancel"}),
+        tasks=3,
     ),
     fault(
         "rehearsal_ends_an_unattached_training",

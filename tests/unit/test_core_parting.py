@@ -155,6 +155,39 @@ def test_training_that_ends_by_itself_is_not_asked() -> None:
     assert list(instants(story, 60_000)) == [do.EndCommand]
 
 
+def test_ranks_that_are_left_alone_by_those_at_their_end_are_told_to_leave_after_all() -> None:
+    """Field case 61: rank 0 came to its end at the notice, and rank 1 waits in a collective with it. The grace is not used up."""
+    story = Story(dataclasses.replace(LOCAL, grace_ms=60_000), 2)
+    story.feed(wire.Finished(who(0), wire.NO_ROUND))
+    story.signal()
+    assert story.state.leaving is not None
+    assert story.state.leaving.own_end
+    story.gone(0)
+    story.wait(parting.LEFT_ALONE_MS - 20)
+    assert story.told(wire.Leave) == []
+    story.wait(30)
+    assert story.told(wire.Leave, 101)
+    assert story.told(wire.Leave, 100) == []
+    told_ms = story.now
+    assert instants(story, 20_000)[do.EndCommand] <= told_ms + 10_000
+
+
+def test_those_who_come_to_their_end_a_moment_after_the_others_are_not_told_to_leave() -> None:
+    """The last steps of rank 1 take longer than rank 0's way out: training has come to its end by itself."""
+    story = Story(dataclasses.replace(LOCAL, grace_ms=60_000), 2)
+    story.feed(wire.Finished(who(0), wire.NO_ROUND))
+    story.signal()
+    story.gone(0)
+    story.wait(parting.LEFT_ALONE_MS - 20)
+    story.feed(wire.Finished(who(1), wire.NO_ROUND))
+    story.wait(5_000)
+    story.gone(1)
+    story.wait(5_000)
+    assert story.told(wire.Leave) == []
+    story.feed(ev.CommandExited(0))
+    assert (story.exit.code, story.exit.line) == (0, "training ended by itself")
+
+
 def test_a_program_that_saves_by_itself_is_not_asked() -> None:
     """Its own signal was handed on; SIGTERM would cut its save short."""
     story = Story(dataclasses.replace(LOCAL, passes="SIGUSR1"))

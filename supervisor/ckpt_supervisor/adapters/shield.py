@@ -93,9 +93,9 @@ class Shield:
     `walk` finds the processes that are shielded. Senders are of our tree when they are `top` or descend from it.
     """
 
-    def __init__(self, walk: Callable[[], Collection[int]], top: int | None = None) -> None:
+    def __init__(self, walk: Callable[[], Collection[int]], top: int | None = None, tracer: Tracer | None = None) -> None:
         self._watch = Watch(walk)
-        self._tracer = Tracer()
+        self._tracer = Tracer() if tracer is None else tracer
         self._top = os.getpid() if top is None else top
         self._first_seen: dict[Identity, int] = {}
         self._strangers: set[Identity] = set()

@@ -59,7 +59,7 @@ def leave(policy: Policy, state: State, fresh: bool, reason: str, now_ms: int) -
 
 def tick(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands]:
     """What is due in LEAVING: repeat Leave, end the command, go on to the requeue."""
-    state, commands = parting.see_out(state, now_ms)
+    state, commands = parting.see_out(policy, state, now_ms)
     leaving = state.leaving
     assert leaving is not None
     if leaving.own_end and state.code is None and leaving.killed_ms is None:
@@ -189,7 +189,7 @@ def term_came(state: State) -> State:
 
 def requeue_tick(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands]:
     """What is due in REQUEUEING."""
-    state, commands = parting.see_out(state, now_ms)
+    state, commands = parting.see_out(policy, state, now_ms)
     requeue, notice = state.requeue, state.notice
     assert requeue is not None and notice is not None
     if requeue.asking is Asking.OVER:

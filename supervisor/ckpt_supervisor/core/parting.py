@@ -31,6 +31,9 @@ ASK_LEAST_MS = 300
 ASK_MOST_MS = 2_000
 """SIGTERM's part is a third of the time from Leave to the kill, within these two bounds."""
 
+LEFT_ALONE_MS = 1_000
+"""Ranks in their loops, when those that had come to their end are gone, may be at their own last steps for so long."""
+
 BY_BUDGET_MS = 1 << 60
 """As `end_command_at_ms`: the budget alone says when, as it follows what the looks find."""
 
@@ -62,16 +65,16 @@ def begun(policy: Policy, state: State, fresh: bool, reason: str, now_ms: int) -
     )
 
 
-def see_out(state: State, now_ms: int) -> tuple[State, Commands]:
+def see_out(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands]:
     """While the command runs: say Leave again, ask it to end, and end it, each once, when its time has come."""
+    if state.over:
+        return state, ()
+    state, commands = _see_alone(policy, state, now_ms)
     leaving = state.leaving
     assert leaving is not None
-    commands: Commands = ()
-    if state.over:
-        return state, commands
     if now_ms >= leaving.said_ms + RESEND_MS:
         leaving = dataclasses.replace(leaving, said_ms=now_ms)
-        commands = say_leave(state)
+        commands = (*commands, *say_leave(state))
     ask_ms = ask_command_at_ms(state)
     if leaving.killed_ms is None and now_ms >= end_command_at_ms(state):
         leaving = dataclasses.replace(leaving, killed_ms=now_ms, told=True)
@@ -82,6 +85,27 @@ def see_out(state: State, now_ms: int) -> tuple[State, Commands]:
     return replace(state, leaving=leaving), commands
 
 
+def _see_alone(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands]:
+    """Training that ends by itself but for ranks that wait for one that is gone does not: they are told to leave after all."""
+    leaving = state.leaving
+    assert leaving is not None
+    if not _is_left_alone(state):
+        return replace(state, leaving=dataclasses.replace(leaving, alone_ms=None)), ()
+    if leaving.alone_ms is None:
+        return replace(state, leaving=dataclasses.replace(leaving, alone_ms=now_ms)), ()
+    if now_ms < leaving.alone_ms + LEFT_ALONE_MS:
+        return state, ()
+    state = replace(state, leaving=begun(policy, state, leaving.fresh, leaving.reason, now_ms))
+    return state, say_leave(state)
+
+
+def _is_left_alone(state: State) -> bool:
+    leaving = state.leaving
+    if leaving is None or not leaving.own_end or leaving.killed_ms is not None or not state.live:
+        return False
+    return not any(rank.finished and not rank.gone for rank in state.ranks)
+
+
 def next_deadline(state: State) -> int | None:
     """When `see_out` has something to do. No instant stays behind once it has passed."""
     leaving = state.leaving
@@ -89,6 +113,8 @@ def next_deadline(state: State) -> int | None:
     if state.over:
         return None
     times = [leaving.said_ms + RESEND_MS]
+    if leaving.alone_ms is not None:
+        times.append(leaving.alone_ms + LEFT_ALONE_MS)
     if leaving.killed_ms is None:
         times.append(end_command_at_ms(state))
         ask_ms = ask_command_at_ms(state)

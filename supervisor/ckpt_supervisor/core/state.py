@@ -219,6 +219,8 @@ class Leaving:
     end_command_at_ms: int
     own_end: bool = False
     """Training is over or nearly so: it is given its time to end by itself, and no Leave is sent."""
+    alone_ms: int | None = None
+    """Since when all that had come to their end are gone, and others are in their loops."""
     told: bool = False
     """Leave was sent to at least one rank, or the command was ended by us."""
     passed: bool = False

@@ -96,19 +96,19 @@ def take_epoch(
             _remove_claim(directory, mine.epoch)
         raise
     try:
-        is_written = _write_holder(directory, mine)
-    except FileNotFoundError:  # Who has begun since removes what lower epochs have left, once its own word stands.
-        newer = read_holder(directory)
-        if newer is None or newer.epoch <= mine.epoch:
+        if _write_holder(directory, mine):
+            _tidy(directory, mine.epoch)
+    except FileNotFoundError:  # Who has begun since removes what lower epochs have left.
+        if check_epoch(directory, mine.epoch):
             raise
-        raise HeldByOther(newer, "it has begun after this start") from None
-    if is_written:
-        _tidy(directory, mine.epoch)
     # A failed sync refuses no start: who looks sees the mark, and each commit syncs the directory again before it counts.
     # All that a power cut can take is a start under which nothing was committed, and its epoch may then name another one.
     with contextlib.suppress(OSError):
         sync_directory(directory)
-    return mine
+    if check_epoch(directory, mine.epoch):
+        return mine
+    newest = max((read_holder(directory), _claimant(directory, max(_claims(directory)))), key=lambda one: one.epoch if one else 0)
+    raise HeldByOther(newest or mine, "it has begun after this start")
 
 
 def retake_epoch(root: str | os.PathLike[str], epoch: int, job: str, attempt: int, step_id: str, place: Place) -> bool:
