@@ -7,19 +7,20 @@ import os
 import signal
 import sys
 import textwrap
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import pytest
 from ckpt_supervisor.adapters.shield import BURST_MS, QUICK_MS, SETTLED_MS, TICK_MS, Completed, Shield, deliver_term
-from ckpt_supervisor.linux import procfs
+from ckpt_supervisor.linux import procfs, ptracing
 from ckpt_supervisor.linux.ptracing import Tracer
 
 from tests.support.proc_stage import BOUND_S, mask_of, until
-from tests.support.shield_stage import HANDLER, SENDER, TRACER, Processes, lives, stopped
+from tests.support.shield_stage import HANDLER, SENDER, TRACER, Processes, Sender, lives, stopped
 
 MANY = 40
+CONT = 7
+"""PTRACE_CONT (ptrace(2))."""
 
 
 @pytest.fixture
@@ -305,42 +306,98 @@ ENDS_ITS_CHILD = """
 """
 
 
-def late_at_its_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody is seen to stand at the signal in the first look at that, as on a node that is short of cores."""
-    stands, looks = vars(Tracer)["_standing"], Counter[int]()
+class StarvedNode(Tracer):
+    """One without a core for those that are to lose a SIGTERM: they never come to it."""
 
-    def standing(self: Tracer, pid: int) -> object:
-        looks[pid] += 1
-        if looks[pid] != 2:
-            return stands(self, pid)
-        until(lambda: not procfs.is_pending(pid, signal.SIGTERM), "it is about to take its signal")
-        return None
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[int] = []
 
-    monkeypatch.setattr(Tracer, "_standing", standing)
+    def settle(self, pid: int, decide: Callable[[ptracing.Sender | None], ptracing.Wish]) -> ptracing.Outcome:
+        """Also remembers the order."""
+        self.asked.append(pid)
+        return super().settle(pid, decide)
+
+    def _absorb(self, pid: int, mask: int, _stop: int) -> ptracing.Outcome:
+        return self._absorbed(pid, mask)
+
+    def _absorbed(self, pid: int, mask: int) -> ptracing.Outcome:
+        self._late[pid] = mask
+        return "not now"
 
 
-@pytest.mark.parametrize("is_late", [False, True])
+class SlowNode(Tracer):
+    """One short of cores: whom it is to have lose a SIGTERM has not come to that in time, for the first time.
+
+    `held`: it has not run at all by then; else it has taken the signal, and that was not seen in so many sweeps.
+    """
+
+    def __init__(self, *, held: bool, sweeps: int = 0) -> None:
+        super().__init__()
+        self.held, self.sweeps = held, sweeps
+        self.late: set[int] = set()
+
+    def finish(self, kept: Collection[int] = ()) -> None:
+        """Sees nobody stand in the first ones."""
+        if self.is_busy and self.sweeps:
+            self.sweeps -= 1
+            return
+        super().finish(kept)
+
+    def _absorb(self, pid: int, mask: int, stop: int) -> ptracing.Outcome:
+        if pid in self.late:
+            return super()._absorb(pid, mask, stop)
+        self.late.add(pid)
+        if not self.held:
+            assert self._ptrace(CONT, pid) == 0
+            until(lambda: not procfs.is_pending(pid, signal.SIGTERM), "it has taken its signal")
+        self._late[pid] = mask
+        return "not now"
+
+
+LATE = {
+    "in time": Tracer,
+    "has not run yet": lambda: SlowNode(held=True),
+    "seen in the next sweep": lambda: SlowNode(held=False),
+    "seen in the third sweep": lambda: SlowNode(held=False, sweeps=2),
+}
+
+
+@pytest.mark.parametrize("how", LATE)
+@pytest.mark.parametrize("sender", ["somebody", "slurmstepd"])
 def test_a_rank_that_waits_for_a_child_whose_end_was_taken_for_the_notices_goes_on(
-    processes: Processes, monkeypatch: pytest.MonkeyPatch, *, is_late: bool
+    processes: Processes, tmp_path: Path, how: str, sender: str
 ) -> None:
     """The parent's SIGTERM came while the broadcast's was pending there, so it left no trace. When it is pressed its child, and
-    nobody else, gets what the notice would have given it without us. `is_late`: it did not come to the stop for its SIGTERM in
-    time, and lost that only in a later sweep."""
-    if is_late:
-        late_at_its_signal(monkeypatch)
+    nobody else, gets what the notice would have given it without us. slurmstepd's is known before we have got our own. Nor is it
+    forgotten where the child comes late to the stop for its SIGTERM, and loses that only in a later sweep."""
     rank = processes.start(sys.executable, "-c", textwrap.dedent(ENDS_ITS_CHILD))
     assert rank.stdin is not None
     assert rank.stdout is not None
     child, other = map(int, rank.stdout.readline().split())
-    shield = shield_of([rank.pid, child, other], top=rank.pid)
-    for pid in (child, other):
-        os.kill(pid, signal.SIGTERM)
+    tracer = LATE[how]()
+    shield = Shield(lambda: [rank.pid, child, other], rank.pid, tracer)
+    if sender == "slurmstepd":
+        (tmp_path / "slurmstepd").symlink_to("/bin/bash")
+        stepd = Sender(processes.start(str(tmp_path / "slurmstepd"), "-c", SENDER))
+        for pid in (child, other):
+            stepd.send(signal.SIGTERM, pid)
+    else:
+        for pid in (child, other):
+            os.kill(pid, signal.SIGTERM)
     until(lambda: procfs.term_is_stuck(child) and procfs.term_is_stuck(other), "the broadcast is there")
     rank.stdin.write(b"\n")
     rank.stdin.flush()
     assert rank.stdout.readline() == b"sent\n"
     until(lambda: procfs.waits_for(rank.pid, child), "it waits for its child")
-    until(lambda: (looked(shield, 1_000, quiet=False), not procfs.term_is_stuck(child))[1], "the broadcast is taken away")
+    times_ms = itertools.count(1_000, QUICK_MS)
+    quiets = itertools.chain([sender == "slurmstepd"], itertools.repeat(True))  # A signal came to us just before the first one.
+
+    def is_taken_away() -> bool:
+        assert looked(shield, next(times_ms), next(quiets)) == []
+        return not tracer.is_busy and not procfs.is_pending(child, signal.SIGTERM)
+
+    until(is_taken_away, "the broadcast is taken away")
     assert lives(child)
     assert not procfs.waits_for(rank.pid, other)
     (done,) = shield.press({rank.pid})
@@ -350,6 +407,35 @@ def test_a_rank_that_waits_for_a_child_whose_end_was_taken_for_the_notices_goes_
     assert lives(other)
     assert shield.press({rank.pid}) == []
     os.kill(other, signal.SIGKILL)
+
+
+def test_those_who_are_late_come_last(processes: Processes) -> None:
+    """Each of them may take a whole sweep's time, and the others, whose parents may end them now, have one too."""
+    late, fresh = [processes.start().pid for _ in range(2)], processes.start().pid
+    tracer = StarvedNode()
+    shield = Shield(lambda: [*late, fresh], fresh, tracer)  # Nobody here has sent it, for the shield.
+    for pid in late:
+        os.kill(pid, signal.SIGTERM)
+    until(lambda: all(map(procfs.term_is_stuck, late)), "the broadcast is there")
+    until(lambda: (shield.hurry(), shield.sweep(1_000, quiet=False), all(map(tracer.is_losing, late)))[2], "they are late")
+    os.kill(fresh, signal.SIGTERM)
+    until(lambda: procfs.term_is_stuck(fresh), "it is there")
+    tracer.asked.clear()
+    shield.hurry()
+    shield.sweep(1_001, quiet=False)
+    assert tracer.asked[0] == fresh
+
+
+def test_whoever_is_asked_while_it_is_to_lose_the_broadcasts_takes_it(processes: Processes) -> None:
+    """What was to be kept from it and what is sent now are one and the same signal to the kernel."""
+    process = processes.start()
+    shield = Shield(lambda: [process.pid], process.pid, SlowNode(held=True))
+    os.kill(process.pid, signal.SIGTERM)
+    until(lambda: procfs.term_is_stuck(process.pid), "the broadcast is there")
+    shield.hurry()
+    until(lambda: (shield.sweep(1_000, quiet=False), not procfs.term_is_stuck(process.pid))[1], "it is late")
+    shield.ask([process.pid], 10_000)
+    assert process.wait(BOUND_S) == -signal.SIGTERM
 
 
 def test_nobody_who_has_a_rank_below_is_pressed(processes: Processes) -> None:

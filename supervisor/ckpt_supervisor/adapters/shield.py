@@ -134,7 +134,7 @@ class Shield:
         if not self._is_worth_a_look(queued, now_ms):
             return []
         stuck = self._look(now_ms)
-        stuck += self._late(stuck)
+        stuck = [*self._late(stuck), *stuck]
         whos = {one.who for one in stuck}
         self._tracer.finish(kept={pid for pid, _ in whos})
         dropped = self._tracer.dropped()
@@ -227,11 +227,11 @@ class Shield:
     def _late(self, stuck: Sequence[Stuck]) -> list[Stuck]:
         """Who is to lose a SIGTERM and has not come to it yet. It does not show as stuck: the signal is not blocked meanwhile."""
         late = self._outside - {one.who for one in stuck}
-        return [Stuck(who, False) for who in late if self._tracer.has(who[0]) and procfs.is_pending(who[0], signal.SIGTERM)]
+        return [Stuck(who, False) for who in late if self._tracer.is_losing(who[0]) and procfs.is_pending(who[0], signal.SIGTERM)]
 
     def _keep(self, whos: Iterable[Identity]) -> None:
         """Remember from whom a SIGTERM was kept."""
-        self._absorbed = [*self._absorbed, *whos][-ABSORBED_MAX:]
+        self._absorbed = list(dict.fromkeys([*self._absorbed, *whos]))[-ABSORBED_MAX:]
 
     def _deal(self, stuck: Sequence[Stuck], now_ms: int) -> list[Completed]:
         done = []
@@ -288,6 +288,8 @@ class Shield:
             case "absorbed":
                 self._outside.discard(who)
                 self._keep([who])
+            case "not now" if self._tracer.is_losing(who[0]):
+                self._outside.add(who)
             case "left" | "refused" if not is_outside and not is_settled:
                 self._strangers.add(who)
             case "refused" if is_outside:
@@ -317,6 +319,7 @@ def deliver_term(pids: Iterable[int], bound_ms: int, tracer: Tracer) -> None:
     give_up = time.monotonic() + bound_ms / 1_000
     late = []
     for pid in pids:
+        tracer.deliver_instead(pid)
         if not _send(pid, signal.SIGTERM):
             continue
         if procfs.term_is_stuck(pid) and time.monotonic() < give_up and tracer.settle(pid, _to_deliver) == "not now":

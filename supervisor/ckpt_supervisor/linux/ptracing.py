@@ -83,6 +83,15 @@ class Tracer:
         """Whether this process is seized, so that it is seen as stopped by a tracer."""
         return pid in self._late
 
+    def is_losing(self, pid: int) -> bool:
+        """Whether this process is to lose its SIGTERM, which is not blocked there meanwhile, and was not seen to."""
+        return self._late.get(pid) is not None
+
+    def deliver_instead(self, pid: int) -> None:
+        """If it is, it takes that SIGTERM, or the next one, after all."""
+        if self.is_losing(pid):
+            self._late[pid] = None
+
     def dropped(self) -> set[int]:
         """From whom `finish` has kept a SIGTERM since this was last asked: absorbed, later than `settle` could say so."""
         dropped, self._dropped = self._dropped, set()
