@@ -209,13 +209,15 @@ def _prepared(
             raise _Unfit(word, EXIT_DONE)
     # The other tasks need nothing of it before their command runs.
     from ckpt_supervisor.start.holding import Asking
-    from ckpt_supervisor.store import HeldByOther, Place, take_epoch
+    from ckpt_supervisor.store import BegunSince, HeldByOther, Place, take_epoch
     from ckpt_supervisor.store.look import Patience
 
     asking = Asking(env, claims, job.name, options.dir)
     try:
         Patience().look(lambda: options.dir.mkdir(parents=True, exist_ok=True))
         epoch = take_epoch(options.dir, job.name, job.attempt, job.step_id, asking, options.continues).epoch
+    except BegunSince as error:
+        raise _Unfit(f"--dir {options.dir}: {error}") from error
     except HeldByOther as error:
         raise _Unfit(
             f"--dir {options.dir}: {error}; give each run a directory of its own, or say --continues {error.holder.job} if "

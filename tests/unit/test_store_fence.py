@@ -18,13 +18,13 @@ from ckpt_supervisor.core.events import CommitResult
 from ckpt_supervisor.directory import disk
 from ckpt_supervisor.start.startup import Job
 from ckpt_supervisor.store import (
+    BegunSince,
     Expected,
     HeldByOther,
     Holder,
     Place,
     check_epoch,
     check_files,
-    fence,
     is_alive,
     make_partial,
     partial_name,
@@ -32,7 +32,7 @@ from ckpt_supervisor.store import (
     retake_epoch,
     take_epoch,
 )
-from ckpt_supervisor.store.fence import pid_namespace, started_at
+from ckpt_supervisor.store.holder import pid_namespace, started_at
 
 CHILD = (
     "import sys\n"
@@ -208,7 +208,9 @@ def test_no_epoch_is_given_twice_to_attempts_that_race(tmp_path: Path) -> None:
                 assert process.stdin is not None
                 process.stdin.write("go\n")
                 process.stdin.flush()
-            taken = [int(line) for line in (line_of(a), line_of(b)) if line.isdigit()]
+            lines = [line_of(a), line_of(b)]
+            assert {line for line in lines if not line.isdigit()} <= {"held by race"}, "the one that the later one fences off"
+            taken = [int(line) for line in lines if line.isdigit()]
             assert taken
             assert len(set(taken)) == len(taken)
             assert [check_epoch(tmp_path, epoch) for epoch in taken].count(True) == 1
@@ -224,21 +226,18 @@ def test_an_older_holder_that_comes_back_to_the_disk_does_not_hold_it(tmp_path: 
     assert [check_epoch(tmp_path, holder.epoch) for holder in (first, second)] == [False, True]
 
 
-def test_a_start_that_a_later_one_fences_off_before_it_is_through_is_told_who_holds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The later one removes what lower epochs have left, and so the file that was to become DIR/attempt."""
-    write = fence.write_file
+def test_a_start_that_a_later_one_fences_off_before_it_is_through_is_told_who_holds(tmp_path: Path) -> None:
+    """The later attempt has come and gone on while the earlier one still asked; its word in DIR/attempt does not count."""
+    (tmp_path / "attempt").write_bytes(msgspec.json.encode(Holder(0, "9", 0, "0", "elsewhere", 1, 1)))
+    with contextlib.ExitStack() as stack:
 
-    def slow(path: Path, data: bytes) -> None:
-        write(path, data)
-        if path.name == ".attempt-000000001.new":
-            with other(tmp_path, "1", 1, "0") as process:
-                assert line_of(process) == "2"
+        def ask(_holder: Holder) -> str:
+            if list(tmp_path.glob(".attempt-*")):
+                assert line_of(stack.enter_context(other(tmp_path, "1", 1, "0"))) == "2"
+            return ""
 
-    monkeypatch.setattr(fence, "write_file", slow)
-    with pytest.raises(HeldByOther, match=r"in use by job 1 step 0 \(attempt 1\), .*: it has begun after this start"):
-        take_epoch(tmp_path, "1", 0, "0")
+        with pytest.raises(BegunSince, match=r"in use by job 1 step 0 \(attempt 1\), .*: it has begun after this start"):
+            take_epoch(tmp_path, "1", 0, "0", ask)
     assert [check_epoch(tmp_path, epoch) for epoch in (1, 2)] == [False, True]
 
 

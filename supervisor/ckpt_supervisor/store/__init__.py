@@ -70,20 +70,18 @@ from ckpt_supervisor.store.failed import (
     lead_past,
     set_aside,
 )
-from ckpt_supervisor.store.fence import (
+from ckpt_supervisor.store.fence import check_epoch, read_holder, retake_epoch, take_epoch
+from ckpt_supervisor.store.formats import load as load_readers
+from ckpt_supervisor.store.found import Incomplete, Item, find, kinds, put_aside_names
+from ckpt_supervisor.store.holder import (
     Ask,
+    BegunSince,
     HeldByOther,
     Holder,
     can_be_seen,
-    check_epoch,
     describe_holder,
     is_alive,
-    read_holder,
-    retake_epoch,
-    take_epoch,
 )
-from ckpt_supervisor.store.formats import load as load_readers
-from ckpt_supervisor.store.found import Incomplete, Item, find, kinds, put_aside_names
 from ckpt_supervisor.store.idle import Held, taken_since, who_holds
 from ckpt_supervisor.store.layout import (
     ATTEMPT,
@@ -147,6 +145,7 @@ __all__ = [
     "MANIFEST_BYTES_MAX",
     "AlreadyThere",
     "Ask",
+    "BegunSince",
     "Cache",
     "Candidate",
     "Choice",

@@ -16,7 +16,8 @@ from pathlib import Path
 import msgspec
 
 from ckpt_supervisor.store.durable import delete, move_aside, move_out, sync_directory, sync_file, write_file
-from ckpt_supervisor.store.fence import Holder, check_epoch, describe_holder, read_holder
+from ckpt_supervisor.store.fence import check_epoch, read_holder
+from ckpt_supervisor.store.holder import Holder, describe_holder
 from ckpt_supervisor.store.layout import (
     LATEST,
     LATEST_BYTES_MAX,

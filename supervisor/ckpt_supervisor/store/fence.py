@@ -20,12 +20,21 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from ckpt_supervisor.store.durable import sync_directory, write_file
+from ckpt_supervisor.store.holder import (
+    Ask,
+    BegunSince,
+    HeldByOther,
+    Holder,
+    can_be_seen,
+    is_alive,
+    pid_namespace,
+    started_at,
+)
 from ckpt_supervisor.store.layout import ATTEMPT, claim_name, parse_claim, parse_partial
 from ckpt_supervisor.store.look import NOT_THERE, NotRegular, Patience, list_names, open_regular, read_up_to
 from ckpt_supervisor.store.place import Place
@@ -39,45 +48,10 @@ CLAIM_WAITS_MAX = 10
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-class Holder(msgspec.Struct, frozen=True):
-    """The coordinator that holds a directory.
-
-    `pid_started` is in clock ticks after boot (proc(5)): pids are used again. `pid_namespace` is the inode of the
-    namespace that the pid is of, 0 if not known: a container's pids say nothing outside of it.
-    """
-
-    epoch: int
-    job: str
-    attempt: int
-    step_id: str
-    host: str
-    pid: int
-    pid_started: int
-    pid_namespace: int = 0
-
-
-Ask = Callable[[Holder], str]
-"""Why a holder that is no live process here holds the directory all the same, or may; "" if it does not."""
-
-
-class HeldByOther(Exception):
-    """Another job, or another step, is using this directory and is alive, or may be (`why`)."""
-
-    def __init__(self, holder: Holder, why: str = "") -> None:
-        super().__init__(f"in use by {describe_holder(holder)}" + (f": {why}" if why else ""))
-        self.holder = holder
-
-
-def describe_holder(holder: Holder) -> str:
-    """A holder's name for people."""
-    step = f" step {holder.step_id}" if holder.step_id else ""
-    return f"job {holder.job}{step} (attempt {holder.attempt}), process {holder.pid} on {holder.host}"
-
-
 def take_epoch(
     root: str | os.PathLike[str], job: str, attempt: int, step_id: str, ask: Ask | None = None, continues: str = ""
 ) -> Holder:
-    """Become the holder of this directory. Raises HeldByOther, or OSError.
+    """Become the holder of this directory. Raises HeldByOther (BegunSince if it was lost while this ran), or OSError.
 
     `ask` judges holders that cannot be judged from here; without it they count as gone. The job `continues` is fenced off
     even if it is alive.
@@ -98,8 +72,8 @@ def take_epoch(
     try:
         if _write_holder(directory, mine):
             _tidy(directory, mine.epoch)
-    except FileNotFoundError:  # Who has begun since removes what lower epochs have left.
-        if check_epoch(directory, mine.epoch):
+    except FileNotFoundError:  # Who has begun since removes what lower epochs have left; or the answer of a rename was lost.
+        if read_holder(directory) != mine and check_epoch(directory, mine.epoch):
             raise
     # A failed sync refuses no start: who looks sees the mark, and each commit syncs the directory again before it counts.
     # All that a power cut can take is a start under which nothing was committed, and its epoch may then name another one.
@@ -107,8 +81,10 @@ def take_epoch(
         sync_directory(directory)
     if check_epoch(directory, mine.epoch):
         return mine
-    newest = max((read_holder(directory), _claimant(directory, max(_claims(directory)))), key=lambda one: one.epoch if one else 0)
-    raise HeldByOther(newest or mine, "it has begun after this start")
+    newer = _newest(directory)
+    with contextlib.suppress(OSError):
+        _remove_claim(directory, mine.epoch)
+    raise BegunSince(newer or mine)
 
 
 def retake_epoch(root: str | os.PathLike[str], epoch: int, job: str, attempt: int, step_id: str, place: Place) -> bool:
@@ -160,36 +136,6 @@ def check_epoch(root: str | os.PathLike[str], epoch: int) -> bool:
     if holder is not None and holder.epoch == epoch:
         return is_highest or epoch in marks
     return is_highest and epoch in marks
-
-
-def is_alive(holder: Holder) -> bool:
-    """Whether this holder is a live process that can be seen from here. Of another host nothing can be said: not alive."""
-    return can_be_seen(holder) and started_at(holder.pid) == holder.pid_started
-
-
-def can_be_seen(holder: Holder) -> bool:
-    """Whether /proc here tells of this holder: the same host, and the same pid namespace as far as that is known."""
-    ours = pid_namespace()
-    return holder.host == os.uname().nodename and (0 in (ours, holder.pid_namespace) or holder.pid_namespace == ours)
-
-
-def pid_namespace() -> int:
-    """The inode of this process's pid namespace (pid_namespaces(7)), 0 if it cannot be told."""
-    try:
-        return Path("/proc/self/ns/pid").stat().st_ino
-    except OSError:
-        return 0
-
-
-def started_at(pid: int) -> int | None:
-    """When a live process started, in clock ticks after boot; None if there is none. A zombie is not alive."""
-    try:
-        with Path(f"/proc/{pid}/stat").open("rb") as file:
-            line = file.read(4096)
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = line[line.rindex(b")") + 2 :].split()  # the name before it may hold spaces and parentheses (proc(5))
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 def _myself(job: str, attempt: int, step_id: str) -> Holder:
@@ -369,6 +315,12 @@ def _read_mark(path: Path) -> Holder | None:
         if error.errno != errno.EINVAL:  # That it is no link. Of anything else nobody may conclude that there is no holder.
             raise
     return Patience().look(lambda: _read(path))
+
+
+def _newest(directory: Path) -> Holder | None:
+    """Who is named by the highest epoch, in a mark or in DIR/attempt."""
+    named = (read_holder(directory), *(_claimant(directory, epoch) for epoch in _claims(directory)))
+    return max((one for one in named if one is not None), key=lambda one: one.epoch, default=None)
 
 
 def _remove_claim(directory: Path, epoch: int) -> None:

@@ -11,7 +11,8 @@ import os
 
 import msgspec
 
-from ckpt_supervisor.store.fence import Holder, is_alive, read_holder
+from ckpt_supervisor.store.fence import read_holder
+from ckpt_supervisor.store.holder import Holder, is_alive
 from ckpt_supervisor.store.layout import parse_claim
 from ckpt_supervisor.store.look import Patience, list_names
 
