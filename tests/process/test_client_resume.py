@@ -12,7 +12,7 @@ import torch
 from ckpt_client import wire
 
 from tests.support.fake_supervisor import TOY, FakeSupervisor
-from tests.support.run import TORCH_ABORTED
+from tests.support.run import has_ended
 
 STEPS = 200
 STEP_MS = "100"
@@ -97,4 +97,4 @@ def ended_well(supervisor: FakeSupervisor, child: subprocess.Popen[str]) -> None
     """Wait for an end with 0, or by that fault of torch's, when all that counts had been done."""
     supervisor.wait(lambda: child.poll() is not None, BOUND_S)
     said = child.communicate()[0]
-    assert child.returncode == 0 or TORCH_ABORTED in said, said[-4_000:]
+    assert has_ended(child.returncode, said), said[-4_000:]

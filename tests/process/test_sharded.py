@@ -22,7 +22,7 @@ from ckpt_client.wire import Position
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from tests.support.run import TORCH_ABORTED, Run, environment, eventually, is_alive, supervised
+from tests.support.run import Run, environment, eventually, has_ended, is_alive, supervised
 
 TOY = Path(__file__).resolve().parents[1] / "support" / "toy_sharded.py"
 TORCHRUN = Path(sys.executable).with_name("torchrun")
@@ -48,8 +48,7 @@ def trained(
 
 def is_done(run: Run) -> bool:
     """Whether training has come to its end by itself."""
-    code = run.code(TORCH_S)
-    return code == 0 or (TORCH_ABORTED in run.err and re.search("^end ", run.out, re.MULTILINE) is not None)
+    return has_ended(run.code(TORCH_S), run.err) and re.search("^end ", run.out, re.MULTILINE) is not None
 
 
 def digests(run: Run, what: str) -> dict[int, str]:
@@ -135,7 +134,7 @@ def test_after_a_failure_that_one_rank_alone_knows_of_the_ranks_meet_in_a_new_gr
     """
     command = [str(TORCHRUN), "--standalone", "--nproc-per-node", "3", "--", str(TOY), "--meet"]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=TORCH_S, check=False)
-    assert done.returncode == 0 or TORCH_ABORTED in done.stderr, done.stderr[-4_000:]
+    assert has_ended(done.returncode, done.stderr), done.stderr[-4_000:]
     met = re.findall(r"^met (\d) (\d+)\.\d rank (\d)", done.stdout, re.MULTILINE)
     assert sorted((number, rank) for number, _, rank in met) == [(n, rank) for n in "1234" for rank in "012"]
     assert max(int(seconds) for _, seconds, _ in met) < 30, "somebody waited for the time-out"

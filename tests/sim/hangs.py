@@ -110,9 +110,12 @@ class Training:
         return int(took) + 1
 
     def _longest_ms(self) -> int:
-        """No step is longer: far beyond those before it, by the floor and three of them, it would be told of, and rightly."""
+        """No step is longer: beyond the floor and three of those before it, it would be told of, and rightly.
+
+        Of each of these the ranks' words, one in so many seconds, may show that much less.
+        """
         slow_ms = self.slowest_ms if self.timed >= hangs.TIMED_MIN else max(self.slowest_ms, self.first_ms)
-        return self.floor_ms // 2 + 2 * slow_ms
+        return self.floor_ms + hangs.MULTIPLE * (slow_ms - wire.PROGRESS_MS_MAX)
 
     def _between(self) -> None:
         """What comes after a step now and then."""

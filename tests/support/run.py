@@ -36,6 +36,9 @@ BOUND_S = 60.0
 TORCH_ABORTED = "terminate called without an active exception"
 """Now and then torch 2.13 aborts with this while a process ends that has used gloo or a loader."""
 
+ABORTED = (-signal.SIGABRT, 128 + signal.SIGABRT, 1)
+"""What comes of it: the process's own end, a supervisor's status for it, and torchrun's."""
+
 LOOK_S = 0.01
 TOY = Path(__file__).resolve().parent / "toy.py"
 SUPERVISE = (sys.executable, "-m", "ckpt_supervisor.cli")
@@ -118,6 +121,11 @@ def committed(directory: Path, step: int, rank: int = 0) -> Path:
     for mark in (*directory.glob(".attempt-*"), directory / "attempt"):
         mark.unlink()
     return outcome.path
+
+
+def has_ended(code: int, said: str) -> bool:
+    """Whether training came to its end by itself: with 0, or by that fault of torch's when all that counts had been done."""
+    return code == 0 or (code in ABORTED and TORCH_ABORTED in said)
 
 
 @dataclasses.dataclass

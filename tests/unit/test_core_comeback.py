@@ -71,6 +71,39 @@ def test_a_look_that_shows_its_own_requeue_changes_neither_status_nor_line() -> 
     assert story.exit.line.startswith("training failed by itself with status 3; there is no checkpoint; Slurm has accepted")
 
 
+def test_a_crash_that_somebody_else_requeues_first_ends_with_its_own_status() -> None:
+    """An operator's `scontrol requeue` comes before the call: no save was tried, and training has failed."""
+    story = story_of(dataclasses.replace(IN_SLURM, max_crashes=2))
+    crash(story, 3)
+    story.signal()
+    story.look("COMPLETING", restarts=1, end_in_ms=None)
+    story.wait(5_000)
+    while story.state.looking:
+        story.look("COMPLETING", restarts=1, end_in_ms=None)
+    story.wait(5_000)
+    assert story.notice.cause is Cause.REQUEUED
+    assert (story.exit.code, story.asked(do.CallRequeue)) == (3, [])
+    assert story.exit.line.startswith("training failed by itself with status 3; there is no checkpoint; ")
+
+
+def test_a_crash_that_is_preempted_before_it_is_requeued_has_tried_no_save() -> None:
+    """Slurm brings it back: the status of an interruption, and a line that says what stands."""
+    story = story_of(dataclasses.replace(IN_SLURM, max_crashes=2))
+    crash(story, 3)
+    story.signal()
+    story.look("RUNNING", preempted_in_ms=0, grace_ms=15_000, end_in_ms=15_000)
+    assert story.notice.cause is Cause.PREEMPTED
+    story.wait(1_100)
+    story.feed(ev.Met(True, ""))
+    while story.state.looking:
+        story.look("RUNNING", preempted_in_ms=0, grace_ms=15_000, end_in_ms=15_000)
+    story.requeued(RequeueResult.ACCEPTED)
+    story.signal()
+    story.wait(5_000)
+    assert story.exit.code == 76
+    assert story.exit.line.startswith("preempted; there is no checkpoint; ")
+
+
 def test_a_crash_beyond_its_budget_ends_with_the_trainers_status_and_says_what_was_used() -> None:
     """Row 3: no loop."""
     story = story_of(dataclasses.replace(IN_SLURM, max_crashes=2), History(crashes=2))

@@ -28,7 +28,7 @@ from torch.distributed.checkpoint._extension import StreamTransformExtension
 from torch.distributed.checkpoint.metadata import Metadata
 
 from tests.support import toy_dcp
-from tests.support.run import TORCH_ABORTED
+from tests.support.run import has_ended
 
 TOY = Path(toy_dcp.__file__)
 TORCHRUN = Path(sys.executable).with_name("torchrun")
@@ -43,7 +43,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [str(TORCHRUN), "--standalone", "--nproc-per-node", "3", str(TOY), str(place / "three")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TOY.parents[2])}
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=150, env=environment)
-    assert done.returncode == 0 or TORCH_ABORTED in done.stderr, done.stderr[-4_000:]
+    assert has_ended(done.returncode, done.stderr), done.stderr[-4_000:]
     return place
 
 

@@ -299,10 +299,10 @@ def _what_stands(policy: Policy, state: State) -> str:
     assert leaving is not None
     if leaving.fresh:
         return f"step {state.committed_step} is committed"
-    if _first_cause(state) is Cause.CRASHED:
+    if leaving.cause is Cause.CRASHED:
         return f"{step_name(state.committed_step)} stands" if state.committed_step >= 0 else "there is no checkpoint"
     failed = f"this save did not make it ({leaving.reason})"
-    if leaving.reason.startswith(forecast.NONE_BEGUN) or _first_cause(state) is Cause.HUNG:
+    if leaving.reason.startswith(forecast.NONE_BEGUN) or leaving.cause is Cause.HUNG:
         failed = leaving.reason
     if state.committed_step >= 0:
         return f"{failed}; {step_name(state.committed_step)} stands"
@@ -364,8 +364,10 @@ def _cause(state: State) -> Cause:
 
 
 def _first_cause(state: State) -> Cause:
-    """The cause as it was when the requeue was called: that the job is requeued by then is the supervisor's own doing."""
-    cause, requeue = _cause(state), state.requeue
+    """The cause without what has come of it: the supervisor has the job requeued, or somebody does when training has failed."""
+    cause, requeue, leaving = _cause(state), state.requeue, state.leaving
+    if cause is Cause.REQUEUED and leaving is not None and leaving.cause in (Cause.CRASHED, Cause.HUNG):
+        return leaving.cause
     return requeue.cause if cause is Cause.REQUEUED and requeue is not None and requeue.calls else cause
 
 

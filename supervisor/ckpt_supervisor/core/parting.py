@@ -59,6 +59,7 @@ def begun(policy: Policy, state: State, fresh: bool, reason: str, now_ms: int) -
         began_ms=now_ms,
         said_ms=now_ms,
         end_command_at_ms=end_ms,
+        cause=state.notice.cause if state.leaving is None else state.leaving.cause,
         own_end=own_end,
         told=(bool(live) and not own_end) or state.inherited_asked,
         asked_ms=now_ms if state.inherited_asked else None,

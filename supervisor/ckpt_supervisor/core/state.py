@@ -210,13 +210,14 @@ class Notice:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Leaving:
-    """On the way out."""
+    """On the way out. `cause`: the notice's, when this began."""
 
     fresh: bool
     reason: str
     began_ms: int
     said_ms: int
     end_command_at_ms: int
+    cause: Cause = Cause.UNKNOWN
     own_end: bool = False
     """Training is over or nearly so: it is given its time to end by itself, and no Leave is sent."""
     alone_ms: int | None = None
@@ -224,9 +225,8 @@ class Leaving:
     told: bool = False
     """Leave was sent to at least one rank, or the command was ended by us."""
     passed: bool = False
-    """The program was left to save and to end by itself."""
     adopted: bool = False
-    """And what it then had written has been looked at."""
+    """The program was left to save and to end by itself; and what it then had written has been looked at."""
     asked_ms: int | None = None
     """When what was left of the command was sent SIGTERM, and when SIGKILL."""
     killed_ms: int | None = None
