@@ -84,6 +84,8 @@ class StepChecks:
             return
         if len(boss.state.tasks) < self.world.options.tasks - 1:
             return  # A task that has never come is waited for.
+        if boss.state.codes.get(shell.task) == 0:
+            return  # Its command had come to its end before, and it had said so.
         checks = boss.state.phase.name in ("VERIFYING", "COMMITTING")  # What has been written is not thrown away for it.
         if boss.state.notice is None and boss.state.restarts == 0 and not checks:
             self.broken("dead task", f"task {shell.task} is dead since {shell.dead_ms}, and training is not over")
