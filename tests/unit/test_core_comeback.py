@@ -97,8 +97,9 @@ def test_a_crash_that_is_preempted_before_it_is_requeued_has_tried_no_save() -> 
     story.feed(ev.Met(True, ""))
     while story.state.looking:
         story.look("RUNNING", preempted_in_ms=0, grace_ms=15_000, end_in_ms=15_000)
-    story.requeued(RequeueResult.ACCEPTED)
     story.signal()
+    story.look("COMPLETING", restarts=1, end_in_ms=None)
+    assert story.notice.cause is Cause.REQUEUED
     story.wait(5_000)
     assert story.exit.code == 76
     assert story.exit.line.startswith("preempted; there is no checkpoint; ")

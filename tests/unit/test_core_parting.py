@@ -155,30 +155,64 @@ def test_training_that_ends_by_itself_is_not_asked() -> None:
     assert list(instants(story, 60_000)) == [do.EndCommand]
 
 
-def test_ranks_that_are_left_alone_by_those_at_their_end_are_told_to_leave_after_all() -> None:
-    """Field case 61: rank 0 came to its end at the notice, and rank 1 waits in a collective with it. The grace is not used up."""
+def left_alone() -> Story:
+    """Rank 0 had come to its end before the notice, and is gone since; rank 1 is in its loop. There is a minute."""
     story = Story(dataclasses.replace(LOCAL, grace_ms=60_000), 2)
     story.feed(wire.Finished(who(0), wire.NO_ROUND))
     story.signal()
     assert story.state.leaving is not None
     assert story.state.leaving.own_end
     story.gone(0)
-    story.wait(parting.LEFT_ALONE_MS - 20)
+    return story
+
+
+def alone_ms(story: Story) -> int:
+    """So long it may be at its last steps."""
+    part_ms = (story.notice.budget.leave_by_ms - story.now) // parting.LEFT_ALONE_PART
+    assert parting.LEFT_ALONE_LEAST_MS < part_ms < parting.LEFT_ALONE_MOST_MS
+    return part_ms
+
+
+def test_who_comes_to_its_end_when_it_was_told_to_leave_has_the_time_for_it() -> None:
+    """Its last step took longer than that. An export follows the loop: it is not asked to end, and the status is its own."""
+    story = left_alone()
+    story.wait(alone_ms(story) + 10)
+    assert story.told(wire.Leave, 101)
+    story.feed(wire.Finished(who(1), max(1, story.state.newest_round)))
+    assert story.wait(30_000) == []
+    story.gone(1)
+    story.feed(ev.CommandExited(0))
+    assert (story.exit.code, story.exit.line) == (0, "training ended by itself")
+
+
+def test_a_second_ctrl_c_ends_those_who_are_left_alone_at_once() -> None:
+    """At the very moment when they would be told."""
+    story = left_alone()
+    until_ms = alone_ms(story)
+    story.signal("SIGINT")
+    story.feed(ev.SignalCame("SIGINT", ev.Meaning.INTERRUPT), until_ms)
+    assert story.asked(do.EndCommand)
     assert story.told(wire.Leave) == []
-    story.wait(30)
+
+
+def test_ranks_that_are_left_alone_by_those_at_their_end_are_told_to_leave_after_all() -> None:
+    """Field case 61: rank 0 came to its end at the notice, and rank 1 waits in a collective with it. The grace is not used up."""
+    story = left_alone()
+    story.wait(alone_ms(story) - 20)
+    assert story.told(wire.Leave) == []
+    before, commands = story.state, story.wait(30)
     assert story.told(wire.Leave, 101)
     assert story.told(wire.Leave, 100) == []
+    entries = describe(ev.Tick(), before, story.state, tuple(commands), story.now)
+    assert [entry.fields for entry in entries if entry.event == "left_alone"] == [{"ranks": [1]}]
     told_ms = story.now
     assert instants(story, 20_000)[do.EndCommand] <= told_ms + 10_000
 
 
 def test_those_who_come_to_their_end_a_moment_after_the_others_are_not_told_to_leave() -> None:
     """The last steps of rank 1 take longer than rank 0's way out: training has come to its end by itself."""
-    story = Story(dataclasses.replace(LOCAL, grace_ms=60_000), 2)
-    story.feed(wire.Finished(who(0), wire.NO_ROUND))
-    story.signal()
-    story.gone(0)
-    story.wait(parting.LEFT_ALONE_MS - 20)
+    story = left_alone()
+    story.wait(alone_ms(story) - 20)
     story.feed(wire.Finished(who(1), wire.NO_ROUND))
     story.wait(5_000)
     story.gone(1)

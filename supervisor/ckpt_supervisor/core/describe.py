@@ -69,6 +69,9 @@ def describe(event: Event, before: State, after: State, commands: tuple[Command,
         entries.append(Entry("status_masked", "warning", {"reason": after.masked, "command_code": 0}))
     if before.phase is not after.phase:
         entries += _of_phase(before, after)
+    old, new = before.leaving, after.leaving
+    if old is not None and new is not None and old.own_end and not new.own_end:
+        entries.append(Entry("left_alone", "warning", {"ranks": spans([rank.who.rank for rank in after.live])}))
     if len(commands) != 1 or not isinstance(commands[0], Say) or isinstance(commands[0].word, wire.Refused):
         entries += _of_commands(commands)
     return tuple(entries)

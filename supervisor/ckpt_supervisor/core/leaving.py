@@ -366,9 +366,11 @@ def _cause(state: State) -> Cause:
 def _first_cause(state: State) -> Cause:
     """The cause without what has come of it: the supervisor has the job requeued, or somebody does when training has failed."""
     cause, requeue, leaving = _cause(state), state.requeue, state.leaving
-    if cause is Cause.REQUEUED and leaving is not None and leaving.cause in (Cause.CRASHED, Cause.HUNG):
-        return leaving.cause
-    return requeue.cause if cause is Cause.REQUEUED and requeue is not None and requeue.calls else cause
+    if cause is not Cause.REQUEUED:
+        return cause
+    if requeue is not None and requeue.calls and requeue.cause is not Cause.REQUEUED:
+        return requeue.cause
+    return leaving.cause if leaving is not None and leaving.cause in (Cause.CRASHED, Cause.HUNG) else cause
 
 
 def _over(policy: Policy, state: State, reason: str, now_ms: int) -> tuple[State, Commands]:

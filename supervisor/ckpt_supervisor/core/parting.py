@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from ckpt_supervisor.core.commands import AskCommand, Command, EndCommand, to
 from ckpt_supervisor.core.policy import Policy
-from ckpt_supervisor.core.state import Leaving, State
+from ckpt_supervisor.core.state import Leaving, Phase, State
 
 RESEND_MS = 1_000
 """Leave is said again this often."""
@@ -31,8 +31,9 @@ ASK_LEAST_MS = 300
 ASK_MOST_MS = 2_000
 """SIGTERM's part is a third of the time from Leave to the kill, within these two bounds."""
 
-LEFT_ALONE_MS = 1_000
-"""Ranks in their loops, when those that had come to their end are gone, may be at their own last steps for so long."""
+LEFT_ALONE_LEAST_MS, LEFT_ALONE_MOST_MS, LEFT_ALONE_PART = 1_000, 10_000, 8
+"""Ranks in their loops, when those that had come to their end are gone, may be at their own last steps for an eighth of the time
+that is left, within these two bounds."""
 
 BY_BUDGET_MS = 1 << 60
 """As `end_command_at_ms`: the budget alone says when, as it follows what the looks find."""
@@ -87,24 +88,47 @@ def see_out(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands]
 
 
 def _see_alone(policy: Policy, state: State, now_ms: int) -> tuple[State, Commands]:
-    """Training that ends by itself but for ranks that wait for one that is gone does not: they are told to leave after all."""
+    """Training that ends by itself but for ranks that wait for one that is gone does not: they are told to leave after all.
+
+    Those that then come to their own end all the same have their time for it.
+    """
     leaving = state.leaving
     assert leaving is not None
-    if not _is_left_alone(state):
-        return replace(state, leaving=dataclasses.replace(leaving, alone_ms=None)), ()
-    if leaving.alone_ms is None:
-        return replace(state, leaving=dataclasses.replace(leaving, alone_ms=now_ms)), ()
-    if now_ms < leaving.alone_ms + LEFT_ALONE_MS:
+    if _comes_to_its_end(state):
+        leaving = dataclasses.replace(leaving, own_end=True, alone_ms=None, end_command_at_ms=BY_BUDGET_MS)
+    elif not leaving.own_end or now_ms >= end_command_at_ms(state):
         return state, ()
-    state = replace(state, leaving=begun(policy, state, leaving.fresh, leaving.reason, now_ms))
-    return state, say_leave(state)
+    elif not _is_left_alone(state):
+        leaving = dataclasses.replace(leaving, alone_ms=None)
+    elif leaving.alone_ms is None:
+        leaving = dataclasses.replace(leaving, alone_ms=now_ms)
+    elif now_ms >= _alone_until_ms(state):
+        leaving = begun(policy, state, leaving.fresh, leaving.reason, now_ms)
+        state = replace(state, leaving=dataclasses.replace(leaving, alone_ms=now_ms))
+        return state, say_leave(state)
+    return replace(state, leaving=leaving), ()
 
 
 def _is_left_alone(state: State) -> bool:
+    return bool(state.live) and not any(rank.finished and not (rank.gone or rank.cut) for rank in state.ranks)
+
+
+def _comes_to_its_end(state: State) -> bool:
+    """Whether all ranks that were told to leave when they had been left alone have come to the end of their loops instead."""
     leaving = state.leaving
-    if leaving is None or not leaving.own_end or leaving.killed_ms is not None or not state.live:
+    if leaving is None or leaving.own_end or leaving.alone_ms is None or state.phase is not Phase.LEAVING:
         return False
-    return not any(rank.finished and not rank.gone for rank in state.ranks)
+    if state.live or leaving.killed_ms is not None or leaving.asked_ms is not None:
+        return False
+    return not any(rank.left for rank in state.ranks) and any(rank.finished and not rank.gone for rank in state.ranks)
+
+
+def _alone_until_ms(state: State) -> int:
+    """Until when ranks that are left alone may come to their own end."""
+    assert state.leaving is not None and state.leaving.alone_ms is not None and state.notice is not None
+    alone_ms = state.leaving.alone_ms
+    part_ms = (state.notice.budget.leave_by_ms - alone_ms) // LEFT_ALONE_PART
+    return alone_ms + max(LEFT_ALONE_LEAST_MS, min(LEFT_ALONE_MOST_MS, part_ms))
 
 
 def next_deadline(state: State) -> int | None:
@@ -114,9 +138,9 @@ def next_deadline(state: State) -> int | None:
     if state.over:
         return None
     times = [leaving.said_ms + RESEND_MS]
-    if leaving.alone_ms is not None:
-        times.append(leaving.alone_ms + LEFT_ALONE_MS)
     if leaving.killed_ms is None:
+        if leaving.alone_ms is not None and leaving.own_end:
+            times.append(_alone_until_ms(state))
         times.append(end_command_at_ms(state))
         ask_ms = ask_command_at_ms(state)
         if ask_ms is not None:
