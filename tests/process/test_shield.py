@@ -419,10 +419,9 @@ def test_those_who_are_late_come_last(processes: Processes) -> None:
     until(lambda: all(map(procfs.term_is_stuck, late)), "the broadcast is there")
     until(lambda: (shield.hurry(), shield.sweep(1_000, quiet=False), all(map(tracer.is_losing, late)))[2], "they are late")
     os.kill(fresh, signal.SIGTERM)
-    until(lambda: procfs.term_is_stuck(fresh), "it is there")
+    until(lambda: procfs.term_is_stuck(fresh) and procfs.state_of(fresh) == "running", "it is there")
     tracer.asked.clear()
-    shield.hurry()
-    shield.sweep(1_001, quiet=False)
+    until(lambda: (shield.hurry(), shield.sweep(1_001, quiet=False), tracer.asked)[2], "somebody is dealt with")
     assert tracer.asked[0] == fresh
 
 

@@ -231,7 +231,8 @@ class Shield:
 
     def _keep(self, whos: Iterable[Identity]) -> None:
         """Remember from whom a SIGTERM was kept."""
-        self._absorbed = list(dict.fromkeys([*self._absorbed, *whos]))[-ABSORBED_MAX:]
+        if new := [who for who in whos if who not in self._absorbed]:
+            self._absorbed = [*self._absorbed, *new][-ABSORBED_MAX:]
 
     def _deal(self, stuck: Sequence[Stuck], now_ms: int) -> list[Completed]:
         done = []

@@ -69,22 +69,26 @@ def take_epoch(
         with contextlib.suppress(OSError):  # A start that has failed holds nothing; what went wrong first is what is told.
             _remove_claim(directory, mine.epoch)
         raise
+    lost = None
     try:
-        if _write_holder(directory, mine):
-            _tidy(directory, mine.epoch)
-    except FileNotFoundError:  # Who has begun since removes what lower epochs have left; or the answer of a rename was lost.
-        if read_holder(directory) != mine and check_epoch(directory, mine.epoch):
-            raise
+        is_written = _write_holder(directory, mine)
+    except FileNotFoundError as error:  # Whoever begins later removes what lower epochs have left; or a rename's answer was lost.
+        is_written, lost = read_holder(directory) == mine, error
+    if is_written:
+        _tidy(directory, mine.epoch)
     # A failed sync refuses no start: who looks sees the mark, and each commit syncs the directory again before it counts.
     # All that a power cut can take is a start under which nothing was committed, and its epoch may then name another one.
     with contextlib.suppress(OSError):
         sync_directory(directory)
-    if check_epoch(directory, mine.epoch):
+    newer = _begun_since(directory, mine)
+    if newer is None and (is_written or lost is None):
         return mine
-    newer = _newest(directory)
     with contextlib.suppress(OSError):
         _remove_claim(directory, mine.epoch)
-    raise BegunSince(newer or mine)
+    if newer is not None:
+        raise BegunSince(newer)
+    assert lost is not None
+    raise lost
 
 
 def retake_epoch(root: str | os.PathLike[str], epoch: int, job: str, attempt: int, step_id: str, place: Place) -> bool:
@@ -317,10 +321,23 @@ def _read_mark(path: Path) -> Holder | None:
     return Patience().look(lambda: _read(path))
 
 
-def _newest(directory: Path) -> Holder | None:
-    """Who is named by the highest epoch, in a mark or in DIR/attempt."""
-    named = (read_holder(directory), *(_claimant(directory, epoch) for epoch in _claims(directory)))
-    return max((one for one in named if one is not None), key=lambda one: one.epoch, default=None)
+def _begun_since(directory: Path, mine: Holder) -> Holder | None:
+    """Who has begun since and goes before this start. None where nobody has, or nobody can look: each commit looks again.
+
+    One that is not through yet, and is going to refuse itself for this one, is given its time to be gone.
+    """
+    nobody_sets_this = threading.Event()
+    newest = mine
+    for _ in range(CLAIM_WAITS_MAX):
+        try:
+            if check_epoch(directory, mine.epoch):
+                return None
+            named = (read_holder(directory), *(_claimant(directory, epoch) for epoch in _claims(directory)))
+        except OSError:
+            return None
+        newest = max((mine, *(one for one in named if one is not None)), key=lambda one: one.epoch)
+        nobody_sets_this.wait(CLAIM_WAIT_MS / 1000)
+    return newest if newest.epoch > mine.epoch else None
 
 
 def _remove_claim(directory: Path, epoch: int) -> None:
