@@ -120,8 +120,9 @@ def test_a_rank_that_dies_in_a_save_hangs_nobody_and_nothing_is_committed(tmp_pa
         run.said(r"^saving 3 die ", TORCH_S)
         assert run.code(TORCH_S) not in (0, 75), run.story()
         assert run.steps() == []
-        # They were not ended from outside: each has seen its save fail, at once.
-        assert re.search(r"could not save together, after \d\.\d s", run.err), run.story()
+        # They were not ended from outside: they have seen the save fail, at once. Whoever hears first that it is given up trains
+        # on, and sees it in the next collective.
+        assert re.search(r"could not save together, after \d\.\d s|Connection (closed|reset) by peer", run.err), run.story()
         pids = [event["rank_pid"] for event in run.events("rank_hello")]
         assert len(pids) == 4
         eventually(lambda: not any(is_alive(pid) for pid in pids), "the end of all ranks")
