@@ -150,6 +150,30 @@ def test_a_broken_file_of_one_task_is_found_by_that_task(tmp_path: Path) -> None
         assert not list(where.glob("step-*"))
 
 
+def test_a_rank_that_waits_for_one_that_is_gone_does_not_use_up_the_grace(tmp_path: Path) -> None:
+    """Field case 61: rank 0 has come to its end, and goes in the notice; rank 1 stands in what takes both of them."""
+    script = TOGETHER + (
+        "import threading\n"
+        "for i in together(ckpt.steps(5 - rank, save=print, load=print)):\n"
+        "    if rank == 1 and i == 2: threading.Event().wait()\n"
+        "while not os.path.exists(os.environ['CKPT_SUPERVISE_DIR'] + '/../go'): time.sleep(0.02)\n"
+    )
+    python, where, options = toy()[0], tmp_path / "c", ("--kill-wait", "24s", "--requeue", "never")
+    with (
+        supervised(tmp_path / "a", [python, "-c", script], *options, env=task_env(0, 2), directory=where) as first,
+        supervised(tmp_path / "b", [python, "-c", script], *options, env=task_env(1, 2), directory=where) as second,
+    ):
+        first.event("rank_finished", rank=0)
+        for run in (first, second):
+            run.signal(signal.SIGTERM)
+        first.event("leaving")
+        (tmp_path / "go").touch()
+        assert first.event("left_alone")["ranks"] == [1]
+        assert [run.code() for run in (first, second)] == [76, 76], first.story()
+        notice = first.events("notice")[0]
+        assert first.event("exit")["mono_ms"] - notice["mono_ms"] < notice["leave_left_ms"], "there was more time than it took"
+
+
 def test_a_path_that_two_ranks_report_fails_the_round(tmp_path: Path) -> None:
     """Field case 107 in small: both would write state.pt, and neither knows of the other."""
     script = TOGETHER + (

@@ -241,6 +241,19 @@ def test_a_start_that_a_later_one_fences_off_before_it_is_through_is_told_who_ho
     assert [check_epoch(tmp_path, epoch) for epoch in (1, 2)] == [False, True]
 
 
+def test_a_directory_that_is_emptied_during_a_start_is_its_own(tmp_path: Path) -> None:
+    """Somebody tidied up between its mark and its word: nobody else has begun, and nobody is named as a holder."""
+    (tmp_path / "attempt").write_bytes(msgspec.json.encode(Holder(0, "9", 0, "0", "elsewhere", 1, 1)))
+
+    def ask(_holder: Holder) -> str:
+        for name in [".attempt-000000001", "attempt"] if list(tmp_path.glob(".attempt-*")) else []:
+            (tmp_path / name).unlink()
+        return ""
+
+    assert take_epoch(tmp_path, "1", 0, "0", ask).epoch == 1
+    assert check_epoch(tmp_path, 1)
+
+
 def test_a_start_that_is_not_through_yet_takes_nothing_away(tmp_path: Path) -> None:
     """Its mark is there, and it may still be refused: the holder goes on; also when somebody has tidied all marks away."""
     first = take_epoch(tmp_path, "77", 0, "0")
